@@ -1,0 +1,158 @@
+"""The application builder: one Ray Serve deployment per service, from one configuration tree.
+
+`serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
+"""
+
+import logging
+import sys
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+
+from shared.config import Config, Tree, parse
+from shared.nats_server import EmbeddedNats, with_embedded_address
+from shared.service import Service
+
+HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 15.0, "graceful_shutdown_timeout_s": 5.0}
+"""A replica that is being replaced must be gone soon: its epoch fences it, but it still holds memory."""
+
+LIGHT = {"num_cpus": 0}
+"""Services share the machine's cores by the operating system's scheduling, not by Ray's bookkeeping."""
+
+
+class NatsDeployment:
+    """The embedded NATS server, alive as long as the application is."""
+
+    async def __init__(self, tree: Tree) -> None:
+        _log_to_stderr()
+        # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
+        self._server = EmbeddedNats(parse(tree).nats)
+
+    def check_health(self) -> None:
+        self._server.check()
+
+    async def __del__(self) -> None:
+        self._server.stop()
+
+
+class ServiceDeployment:
+    """Any service without an HTTP surface."""
+
+    async def __init__(self, kind: str, tree: Tree, *arguments: Any) -> None:
+        _log_to_stderr()
+        self._service = _service(kind, parse(tree), *arguments)
+        await self._service.start()
+
+    async def check_health(self) -> None:
+        self._service.check()
+
+    async def __del__(self) -> None:
+        await self._service.stop()
+
+
+@serve.ingress(None)
+class GatewayDeployment:
+    """HTTP enters here. `others` are handles that only make the other deployments part of the application:
+    requests reach them over NATS.
+    """
+
+    async def __init__(self, tree: Tree, *others: Any) -> None:
+        from services.gateway.service import GatewayService
+
+        _log_to_stderr()
+        self._service = GatewayService(parse(tree))
+        await self._service.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._service.api
+
+    async def check_health(self) -> None:
+        self._service.check()
+
+    async def __del__(self) -> None:
+        await self._service.stop()
+
+
+def _service(kind: str, config: Config, *arguments: Any) -> Service:
+    """Imported on demand: only a stage needs torch."""
+    match kind:
+        case "scheduler":
+            from services.scheduler.service import SchedulerService
+
+            return SchedulerService(config)
+        case "kvcache":
+            from services.kvcache.service import KVCacheService
+
+            return KVCacheService(config)
+        case "profiler":
+            from services.profiler.service import ProfilerService
+
+            return ProfilerService(config)
+        case "stage":
+            from services.stage.service import StageService
+
+            return StageService(config, *arguments)
+        case _:
+            raise ValueError(f"no service of kind {kind!r}")
+
+
+def build(args: Tree) -> Application:
+    """The application for a plain configuration tree (the `args` of a Ray Serve config file).
+
+    Raises ConfigError naming the bad key.
+    """
+    config = parse(args)
+    if config.nats.url is not None:
+        return assemble(config, {}, embedded_nats=False)
+    return assemble(with_embedded_address(config), {}, embedded_nats=True)
+
+
+def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) -> Application:
+    """Bind every deployment into the gateway's graph: Serve only deploys what is reachable from the ingress.
+
+    overrides: Ray Serve deployment options by deployment name, as under `deployments:` in a config file
+    embedded_nats: also run the NATS server that `config.nats` describes
+    """
+    tree: Tree = msgspec.to_builtins(config)
+    threads = str(config.stage.threads)
+    compute = {
+        "num_cpus": 0,
+        "num_gpus": 1 if config.model.device == "cuda" else 0,
+        # Spinning OpenMP workers on shared cores made a step ten times slower.
+        "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}},
+    }
+
+    def deployment(target: type, name: str, **options: Any) -> Any:
+        options = {"ray_actor_options": LIGHT, **HEALTH, **options, **overrides.get(name, {})}
+        wrap: Any = serve.deployment  # its overloads do not know classes with an ASGI app
+        return wrap(target).options(name=name, **options)
+
+    others = [
+        deployment(ServiceDeployment, name).bind(name, tree) for name in ("scheduler", "kvcache", "profiler")
+    ]
+    others += [
+        deployment(ServiceDeployment, f"stage-{index}", ray_actor_options=compute).bind("stage", tree, index)
+        for index in range(config.parallel.pipeline_stages)
+    ]
+    if embedded_nats:
+        others.append(deployment(NatsDeployment, "nats").bind(tree))
+    gateway = deployment(
+        GatewayDeployment,
+        "gateway",
+        num_replicas=config.gateway.replicas,
+        max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
+        graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
+    )
+    return gateway.bind(tree, *others)
+
+
+def _log_to_stderr() -> None:
+    logger = logging.getLogger("skipjoin")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False

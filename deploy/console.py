@@ -1,0 +1,229 @@
+"""`skipjoin serve`: start everything on this machine, show how far it is, stay until told to stop."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import shutil
+import signal
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from deploy.ingress import haproxy_environment
+from shared.bus import Bus
+from shared.config import Config, Tree
+from shared.errors import SkipjoinError
+from shared.messages import Progress
+from shared.metrics import Registry
+from shared.nats_server import with_embedded_address
+from shared.subjects import Subjects
+
+READY_TIMEOUT_S = 600.0
+
+
+class StartFailed(SkipjoinError):
+    """The application did not become ready; the message is the cause."""
+
+
+class Console:
+    """One line per step; on a terminal a step with progress redraws its line."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._last = ""
+
+    def show(self, who: str, text: str, fraction: float | None = None) -> None:
+        line = f"  {who:<10} {text}"
+        if fraction is not None and self._live:
+            filled = round(fraction * 20)
+            sys.stderr.write(f"\r{line:<60} [{'#' * filled}{'.' * (20 - filled)}]")
+            sys.stderr.write("\n" if fraction >= 1 else "")
+        elif line != self._last:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+        self._last = line
+
+
+def serve(config: Config, overrides: dict[str, Tree]) -> int:
+    """Run until SIGINT or SIGTERM. Returns the exit status: 0 after a clean stop, 1 if the start failed."""
+    console = Console()
+    try:
+        _prepare_model(config, console)
+        return asyncio.run(_serve(config, overrides, console))
+    except SkipjoinError as error:
+        sys.stderr.write(f"skipjoin: {error}\n")
+        return 1
+
+
+def _prepare_model(config: Config, console: Console) -> None:
+    """Before Ray starts, so that a missing model fails in a second and a conversion shows its progress."""
+    from services.stage.checkpoint import resolve
+
+    resolve(config.model, lambda text, fraction: console.show("model", text, fraction))
+
+
+async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    embedded = config.nats.url is None
+    if embedded:
+        config = with_embedded_address(config)
+    environment = haproxy_environment()
+    os.environ.update(environment)
+    application = _Application(config, overrides, embedded)
+    console.show("ray", "starting")
+    try:
+        await _start(application)
+        watcher = asyncio.create_task(_show_progress(config, console))
+        ready = await _wait_ready(application, config, console, stop)
+        watcher.cancel()
+        if ready:
+            _announce(config)
+            await stop.wait()
+    finally:
+        console.show("ray", "stopping")
+        await asyncio.to_thread(application.stop)
+        shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
+    return 0
+
+
+async def _start(application: "_Application") -> None:
+    """Raises StartFailed with Ray's last words."""
+    try:
+        await asyncio.to_thread(application.start)
+    except SkipjoinError:
+        raise
+    except Exception as error:
+        raise StartFailed(f"Ray Serve could not start: {error}") from error
+
+
+class _Application:
+    """Ray, Ray Serve and the deployments. Ray is imported only after its environment is set."""
+
+    def __init__(self, config: Config, overrides: dict[str, Tree], embedded_nats: bool) -> None:
+        self._config = config
+        self._overrides = overrides
+        self._embedded_nats = embedded_nats
+
+    def start(self) -> None:
+        import ray
+        from ray import serve
+
+        from deploy.app import assemble
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        gateway = self._config.gateway
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": gateway.host, "port": gateway.port},
+            logging_config={"log_level": "ERROR"},
+        )
+        application = assemble(self._config, self._overrides, self._embedded_nats)
+        serve.run_many(
+            [serve.RunTarget(application, name=self._config.app, route_prefix="/")],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+    def failure(self) -> str | None:
+        """Why the application cannot start, or None while it may."""
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        application = serve.status().applications.get(self._config.app)
+        if application is None or application.status != ApplicationStatus.DEPLOY_FAILED:
+            return None
+        causes = [
+            f"{name}: {deployment.message}"
+            for name, deployment in application.deployments.items()
+            if deployment.status == "DEPLOY_FAILED"
+        ]
+        return "\n".join(causes) or application.message
+
+    def stop(self) -> None:
+        import ray
+        from ray import serve
+
+        if ray.is_initialized():
+            # Ray prints the controller's own end as a failed task.
+            with contextlib.redirect_stderr(io.StringIO()):
+                serve.delete(self._config.app)
+                serve.shutdown()
+                ray.shutdown()
+
+
+async def _wait_ready(
+    application: _Application, config: Config, console: Console, stop: asyncio.Event
+) -> bool:
+    """True once the gateway says so; False if asked to stop before.
+
+    Raises StartFailed with the cause when a deployment cannot start or the time is up.
+    """
+    url = f"{base_url(config)}/ready"
+    deadline = asyncio.get_running_loop().time() + READY_TIMEOUT_S
+    reason = ""
+    while not stop.is_set():
+        ready, reason = await asyncio.to_thread(_probe, url)
+        if ready:
+            return True
+        failure = await asyncio.to_thread(application.failure)
+        if failure is not None:
+            raise StartFailed(f"the application could not start\n{failure}")
+        if asyncio.get_running_loop().time() > deadline:
+            raise StartFailed(f"not ready after {READY_TIMEOUT_S:.0f} s: {reason}")
+        try:
+            await asyncio.wait_for(stop.wait(), 0.3)
+        except TimeoutError:
+            pass
+    return False
+
+
+def _probe(url: str) -> tuple[bool, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True, ""
+    except urllib.error.HTTPError as error:
+        return False, error.read().decode(errors="replace")
+    except OSError as error:
+        return False, str(error)
+
+
+async def _show_progress(config: Config, console: Console) -> None:
+    bus = await Bus.connect(config.nats, Subjects(config.app), "console", Registry())
+    try:
+        async for delivery in await bus.subscribe(bus.subjects.progress):
+            if isinstance(delivery.body, Progress):
+                console.show(delivery.body.service, delivery.body.text, delivery.body.fraction)
+    finally:
+        await bus.close()
+
+
+def base_url(config: Config) -> str:
+    host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
+    return f"http://{host}:{config.gateway.port}"
+
+
+def _announce(config: Config) -> None:
+    url = base_url(config)
+    body = (
+        f'{{"model": "{config.model.served_name}", "stream": true, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    print(
+        f"\nSkipjoin serves {config.model.served_name} at {url}\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        "Ctrl-C stops it.",
+        flush=True,
+    )

@@ -1,0 +1,37 @@
+"""The port to whatever generates tokens: all that the HTTP side knows of the rest of the system."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from shared.messages import JobTokens, Limits, Submit
+
+
+class Engine(Protocol):
+    @property
+    def instance(self) -> str:
+        """Where tokens are to be sent: this gateway's name on the bus."""
+        ...
+
+    @property
+    def limits(self) -> Limits | None:
+        """What one request may ask for; None until that is known."""
+        ...
+
+    @property
+    def ready(self) -> tuple[bool, str]:
+        """Whether requests can be served now, and if not, why."""
+        ...
+
+    def generate(self, submit: Submit, trace: str | None) -> AsyncGenerator[JobTokens]:
+        """Run a job. The first item has no tokens: it says that the job was accepted.
+
+        Every further item has all tokens that came since the last one, in order, without a gap; the last one
+        has `finish` STOP or LENGTH. Closing the generator earlier aborts the job: use it with `aclosing`.
+
+        Raises InvalidRequest or NotReady before the first item, GenerationFailed after it.
+        """
+        ...
+
+    async def metrics(self) -> str:
+        """The whole application's metrics, in Prometheus' text format."""
+        ...

@@ -1,0 +1,164 @@
+"""The registry of unfinished jobs: exactly-once, in-order tokens out of at-least-once messages.
+
+        scheduler A            gateway (have)          scheduler B
+     start 0: t0 t1  ────────>  0 → 2
+     start 1: t1     ────────>  2   known, dropped
+     start 3: t3     ────────>  2   a gap: stale
+                                2   ── Submit(output=t0 t1) ──>      answered Accepted
+                                4   <───────────────────  start 2: t2 t3
+
+Positions alone decide: neither a lost or doubled message nor a new scheduler can change a client's text.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+
+from shared.clock import Clock
+from shared.ids import Epoch, JobId
+from shared.messages import FinishReason, JobTokens, Submit, TokenBatch
+
+_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+
+
+class Server(NamedTuple):
+    """A scheduler. It may begin new epochs; its jobs stay with it until another instance takes over."""
+
+    epoch: Epoch
+    instance: str
+
+    def superseded_by(self, current: "Server") -> bool:
+        return self.instance != current.instance and self.epoch <= current.epoch
+
+
+class OpenJob:
+    """One unfinished job and the stream of its tokens to the HTTP handler.
+
+    trace: W3C traceparent of the request
+    output: tokens so far
+    stale: the scheduler does not run it, or not from where we are: it must be resubmitted
+    held: a scheduler may hold it, so that it must be told if we stop waiting
+    """
+
+    def __init__(self, submit: Submit, trace: str | None, opened: float) -> None:
+        self.submit = submit
+        self.trace = trace
+        self.opened = opened
+        self.output: list[int] = list(submit.output)
+        self.taken = len(self.output)
+        self.finish: FinishReason | None = None
+        self.error: str | None = None
+        self.accepted_by: Server | None = None
+        self.stale = False
+        self.held = True
+        self._news = asyncio.Event()
+
+    async def next(self) -> JobTokens:
+        """All tokens that are waiting, at least one unless the job ended; not to be called after that."""
+        await self._news.wait()
+        self._news.clear()
+        start, self.taken = self.taken, len(self.output)
+        return JobTokens(self.submit.job_id, start, self.output[start:], self.finish, self.error)
+
+    def take(self, item: JobTokens) -> None:
+        """Append what is new in `item`; a gap before it makes the job stale."""
+        if self.finish is not None:
+            return
+        if item.finish in _FAILED:  # wherever it happened, there is nothing more to come
+            self.fail(item.error or "the job was aborted inside the system", held=False)
+            return
+        known = len(self.output) - item.start
+        if known < 0:
+            self.stale = True
+            return
+        if len(item.tokens) < known or (len(item.tokens) == known and item.finish is None):
+            return
+        self.output += item.tokens[known:]
+        self.finish = item.finish
+        self.held = item.finish is None
+        self._news.set()
+
+    def fail(self, reason: str, *, held: bool) -> None:
+        if self.finish is None:
+            self.finish, self.error, self.held = FinishReason.ERROR, reason, held
+            self._news.set()
+
+
+class OpenJobs:
+    """Pure: no I/O, the time comes from `clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._jobs: dict[JobId, OpenJob] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def get(self, job_id: JobId) -> OpenJob | None:
+        return self._jobs.get(job_id)
+
+    def open(self, submit: Submit, trace: str | None = None) -> OpenJob:
+        job = OpenJob(submit, trace, self._clock.now())
+        self._jobs[submit.job_id] = job
+        return job
+
+    def accepted(self, job_id: JobId, server: Server, current: Server | None) -> bool:
+        """A scheduler took the job; it stays stale if that scheduler is `current` no more.
+
+        Returns False if the job was closed meanwhile: whoever accepted it must be told to abort.
+        """
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        job.accepted_by = server
+        job.stale = current is not None and server.superseded_by(current)
+        return True
+
+    def deliver(self, batch: TokenBatch) -> bool:
+        """Hand new tokens to their jobs; those of closed jobs are dropped. Returns whether a job is stale."""
+        stale = False
+        for item in batch.items:
+            job = self._jobs.get(item.job_id)
+            if job is not None:
+                job.take(item)
+                stale = stale or job.stale
+        return stale
+
+    def scheduler_replaced(self, current: Server) -> None:
+        """Jobs that another scheduler accepted are not known to the new one."""
+        for job in self._jobs.values():
+            if job.accepted_by is not None and job.accepted_by.superseded_by(current):
+                job.stale = True
+
+    def message_lost(self, after: TokenBatch) -> None:
+        """A message before `after` is missing: it may have held the last tokens of any job not in `after`."""
+        seen = {item.job_id for item in after.items}
+        for job_id, job in self._jobs.items():
+            job.stale = job.stale or (job.accepted_by is not None and job_id not in seen)
+
+    def resubmissions(self) -> list[Submit]:
+        """The stale jobs, oldest first, with the tokens so far and the time that they have waited."""
+        now = self._clock.now()
+        return [
+            msgspec.structs.replace(
+                job.submit, output=list(job.output), waited=job.submit.waited + now - job.opened
+            )
+            for job in self._jobs.values()
+            if job.stale and job.finish is None
+        ]
+
+    def refuse(self, job_id: JobId, reason: str) -> None:
+        """No scheduler took the job, and none will."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            job.fail(reason, held=False)
+
+    def fail_all(self, reason: str) -> None:
+        for job in self._jobs.values():
+            job.fail(reason, held=True)
+
+    def close(self, job_id: JobId) -> bool:
+        """Forget the job. Returns True if a scheduler may still hold it, so that it must be aborted."""
+        job = self._jobs.pop(job_id, None)
+        return job is not None and job.held

@@ -1,0 +1,127 @@
+"""Request bodies. Strict: `"1"` is no integer, `true` no number; null is absent; unknown fields are refused.
+
+These models also make /openapi.json. What depends on the model or the deployment (vocabulary, limits) is
+checked in admission.py.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from services.gateway import unsupported
+from services.gateway.unsupported import without_neutral
+
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+StopString = Annotated[str, Field(min_length=1)]
+
+_INT64 = 2**63
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = Field(
+        None, description="send the token counts in an extra last chunk (default false)"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.STREAM_OPTIONS)
+
+
+class GenerationRequest(Strict):
+    """What chat and completions have in common."""
+
+    model: str
+    stream: bool | None = Field(None, description="answer in server-sent events (default false)")
+    stream_options: StreamOptions | None = Field(None, description="only with stream: true")
+    max_tokens: int | None = Field(None, ge=1, description="longest answer, tokens")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy (default 1)")
+    top_p: float | None = Field(None, gt=0, le=1, description="nucleus sampling (default 1: off)")
+    top_k: int | None = Field(None, ge=-1, description="draw from the k likeliest tokens (default 0: off)")
+    seed: int | None = Field(
+        None, ge=-_INT64, lt=_INT64, description="same seed, same answer (default: random)"
+    )
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = Field(
+        None, description="up to 4 strings that end the answer; they are not part of it"
+    )
+    stop_token_ids: TokenIds | None = Field(None, description="tokens that end the answer")
+    ignore_eos: bool | None = Field(None, description="go on after the end-of-text token (default false)")
+    user: str | None = Field(None, description="accepted for OpenAI's clients; not used")
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> "GenerationRequest":
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("value", "only allowed with stream: true", {"param": "stream_options"})
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One turn. `developer` is another name of `system`. Several text parts are joined by line breaks."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.MESSAGE)
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of max_tokens")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.CHAT)
+
+    @model_validator(mode="after")
+    def _one_maximum(self) -> "ChatRequest":
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise PydanticCustomError(
+                "value",
+                "differs from max_tokens ({other}), which is its older name; send one of them",
+                {"param": "max_completion_tokens", "other": self.max_tokens},
+            )
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    ) = Field(description="a text or token ids; a list of texts or of token ids may have one entry so far")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.COMPLETION)

@@ -1,0 +1,36 @@
+"""The gateway's shell: the HTTP application over the engine that speaks to the scheduler."""
+
+import asyncio
+
+from fastapi import FastAPI
+
+from services.gateway.api import create_app
+from services.gateway.bus_engine import BusEngine
+from services.gateway.tokenizer import Tokenizer
+from services.stage import checkpoint
+from shared.config import Config
+from shared.service import Service
+
+
+class GatewayService(Service):
+    """api: the ASGI application, there once `start` has returned"""
+
+    api: FastAPI
+    _engine: BusEngine
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, "gateway")
+
+    async def on_start(self) -> None:
+        folder = await asyncio.to_thread(checkpoint.resolve, self.config.model, lambda text, fraction: None)
+        tokenizer = await asyncio.to_thread(Tokenizer, folder)
+        stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
+        services = ["scheduler", "kvcache", "profiler", *stages]
+        self._engine = BusEngine(self.bus, self.registry, services, self.clock)
+        await self._engine.open()
+        self.supervisor.start("tokens", self._engine.receive_tokens())
+        self.supervisor.start("scheduler", self._engine.watch_scheduler())
+        self.api = create_app(self._engine, tokenizer, self.config, self.registry, self.tracing.tracer)
+
+    async def drain(self) -> None:
+        await self._engine.drain(self.config.gateway.drain_s)

@@ -1,0 +1,78 @@
+"""The generation loop of chat and completions: tokens -> characters -> stop strings -> pieces of text."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from services.gateway.admission import Job
+from services.gateway.detokenize import Detokenizer, TokenBytes
+from services.gateway.engine import Engine
+from services.gateway.stopping import StopStrings
+from shared.messages import FinishReason, JobTokens
+
+
+class Piece(NamedTuple):
+    """What one delivery of tokens adds to the answer.
+
+    text: may be empty while characters or a possible stop string are incomplete
+    tokens: generated tokens behind it
+    finish: "stop" or "length" in the last piece
+    """
+
+    text: str
+    tokens: int
+    finish: str | None
+
+
+class Generation:
+    """One job's answer.
+
+    completion_tokens: generated so far; the stop token counts, as do the tokens of a stop string
+    detokenize_s: seconds of computing spent here
+    """
+
+    def __init__(self, engine: Engine, job: Job, token_bytes: TokenBytes, trace: str | None) -> None:
+        self._engine = engine
+        self._job = job
+        self._trace = trace
+        self._detokenizer = Detokenizer(token_bytes, continues=job.continues)
+        self._stops = StopStrings(job.stops)
+        self.prompt_tokens = len(job.submit.prompt)
+        self.completion_tokens = 0
+        self.detokenize_s = 0.0
+
+    async def pieces(self) -> AsyncGenerator[Piece]:
+        """The first piece is empty and says that the job was accepted; use it with `aclosing`.
+
+        Raises like `Engine.generate`.
+        """
+        async with aclosing(self._engine.generate(self._job.submit, self._trace)) as items:
+            async for item in items:
+                started = time.perf_counter()
+                piece = self._piece(item)
+                self.detokenize_s += time.perf_counter() - started
+                yield piece
+                if piece.finish is not None:
+                    return
+
+    def _piece(self, item: JobTokens) -> Piece:
+        # Token by token, also where several wait: a stop string must end the answer at the same token
+        # whatever the timing was.
+        texts: list[str] = []
+        last = len(item.tokens) - 1 if item.finish is FinishReason.STOP else -1
+        for i, token in enumerate(item.tokens):
+            if i != last:  # the stop token is no part of the text
+                texts.append(self._stops.feed(self._detokenizer.feed(token)))
+            if self._stops.found:
+                return self._counted(texts, i + 1, "stop")
+        if item.finish is None:
+            return self._counted(texts, len(item.tokens), None)
+        texts.append(self._stops.feed(self._detokenizer.flush()))
+        texts.append(self._stops.flush())
+        finish = "stop" if self._stops.found else item.finish.value
+        return self._counted(texts, len(item.tokens), finish)
+
+    def _counted(self, texts: list[str], tokens: int, finish: str | None) -> Piece:
+        self.completion_tokens += tokens
+        return Piece("".join(texts), tokens, finish)

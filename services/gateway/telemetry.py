@@ -1,0 +1,160 @@
+"""What a request leaves behind: a span, its metrics, and open requests counted down whatever happens."""
+
+import time
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.streaming import Generation
+from shared.metrics import Registry
+from shared.tracing import context_of, traceparent_of
+
+_KEY = "skipjoin.record"
+
+
+class GatewayMetrics:
+    def __init__(self, registry: Registry) -> None:
+        self.requests = registry.counter(
+            "skipjoin_requests",
+            "Requests that ended, by how: stop, length, abort (the client left), refused or error.",
+            ["endpoint", "outcome", "status"],
+        )
+        self.open = registry.gauge("skipjoin_open_requests", "Requests that are being served.")
+        self.first_token = registry.histogram(
+            "skipjoin_time_to_first_token_seconds", "From a request's arrival to its first token."
+        )
+        self.inter_token = registry.histogram(
+            "skipjoin_inter_token_seconds", "Between the tokens of one request, as they arrive here."
+        )
+        self.seconds = registry.histogram(
+            "skipjoin_request_seconds", "From a request's arrival to its end.", ["endpoint"]
+        )
+
+
+class RequestRecord:
+    """One request from arrival to end.
+
+    traceparent: W3C context below which other services continue the trace; None if it is not recorded
+    """
+
+    def __init__(self, endpoint: str, span: Span, tracer: Tracer, metrics: GatewayMetrics) -> None:
+        self.endpoint = endpoint
+        self.arrived = time.perf_counter()
+        self.traceparent = traceparent_of(span)
+        self.status = 0
+        self._span = span
+        self._tracer = tracer
+        self._metrics = metrics
+        self._last_token = 0.0
+        self._outcome: str | None = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds since arrival."""
+        return time.perf_counter() - self.arrived
+
+    def child(self, name: str, seconds: float) -> None:
+        """Report a span that took `seconds` of computing and ended now."""
+        now = time.time_ns()
+        start = now - round(seconds * 1e9)
+        context = set_span_in_context(self._span, Context())
+        self._tracer.start_span(name, context, start_time=start).end(now)
+
+    def note_tokens(self, count: int) -> None:
+        """`count` tokens of the answer have just arrived."""
+        if not count:
+            return
+        now = time.perf_counter()
+        if not self._last_token:
+            self._metrics.first_token.observe(now - self.arrived)
+        else:
+            self._metrics.inter_token.observe((now - self._last_token) / count)
+        self._last_token = now
+
+    def answered(self, generation: Generation, finish: str) -> None:
+        self._outcome = finish
+        self._span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": generation.prompt_tokens,
+                "gen_ai.usage.output_tokens": generation.completion_tokens,
+                "gen_ai.response.finish_reasons": (finish,),
+            }
+        )
+        self.child("detokenize", generation.detokenize_s)
+
+    def failed(self, outcome: str, message: str) -> None:
+        self._outcome = outcome
+        self._span.set_status(StatusCode.ERROR, message)
+
+    def end(self) -> None:
+        if self._outcome is None:  # answered without generating
+            self._outcome = "ok"
+        self._metrics.requests.labels(self.endpoint, self._outcome, str(self.status)).inc()
+        self._metrics.seconds.labels(self.endpoint).observe(self.waited)
+        if self.status:
+            self._span.set_attribute("http.response.status_code", self.status)
+        self._span.end()
+
+
+class Telemetry:
+    """ASGI middleware around the endpoints under /v1: opens and closes each request's record."""
+
+    def __init__(
+        self, app: ASGIApp, tracer: Tracer, metrics: GatewayMetrics, model: str, endpoints: frozenset[str]
+    ) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._metrics = metrics
+        self._model = model
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        record = self._open(scope)
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        self._metrics.open.inc()
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            record.failed("error", repr(error))
+            record.status = record.status or 500  # sent further outside, after this
+            raise
+        except BaseException:  # cancelled from outside: the server stops, or Ray Serve saw the client leave
+            record.failed("abort", "the request was cancelled")
+            raise
+        finally:
+            self._metrics.open.dec()
+            record.end()
+
+    def _open(self, scope: Scope) -> RequestRecord:
+        # Unknown paths share one label, so that clients cannot make metrics grow.
+        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+        headers = dict(scope["headers"])
+        parent = headers.get(b"traceparent", b"").decode("latin-1") or None
+        span = self._tracer.start_span(
+            f"{scope['method']} {endpoint}",
+            context_of(parent),
+            kind=SpanKind.SERVER,
+            attributes={
+                "http.request.method": scope["method"],
+                "url.path": scope["path"],
+                "gen_ai.provider.name": "skipjoin",
+                "gen_ai.request.model": self._model,
+            },
+        )
+        record = RequestRecord(endpoint, span, self._tracer, self._metrics)
+        scope[_KEY] = record
+        return record
+
+
+def record_of(scope: Scope) -> RequestRecord | None:
+    """The record of this request; None outside of /v1."""
+    return scope.get(_KEY)

@@ -1,0 +1,71 @@
+"""Fields that OpenAI's and vLLM's clients may send and that are not served yet.
+
+Each is accepted with null or its neutral value, which changes nothing, and refused by name with any other.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Field name to the values (besides null) that ask for nothing."""
+
+GENERATION: Neutral = {
+    # OpenAI
+    "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
+    # vLLM
+    "best_of": (1,), "use_beam_search": (False,), "min_p": (0,), "repetition_penalty": (1,),
+    "length_penalty": (1,), "min_tokens": (0,), "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "truncate_prompt_tokens": (),
+    "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
+    "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "logits_processors": (), "priority": (0,), "request_id": (), "cache_salt": (),
+    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "kv_transfer_params": (),
+    "vllm_xargs": (),
+}  # fmt: skip
+
+CHAT: Neutral = GENERATION | {
+    "logprobs": (False,), "top_logprobs": (0,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,), "functions": ([],), "function_call": ("none", "auto"), "audio": (),
+    "modalities": (["text"],), "prediction": (), "reasoning_effort": (), "verbosity": (), "metadata": ({},),
+    "store": (False,), "service_tier": ("auto", "default"), "web_search_options": (), "prompt_cache_key": (),
+    "prompt_cache_retention": (), "safety_identifier": (), "echo": (False,), "add_generation_prompt": (True,),
+    "continue_final_message": (False,), "add_special_tokens": (False,), "documents": (), "chat_template": (),
+    "chat_template_kwargs": ({},), "mm_processor_kwargs": (), "include_reasoning": (),
+}  # fmt: skip
+
+COMPLETION: Neutral = GENERATION | {
+    "echo": (False,), "logprobs": (), "suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": (),
+}  # fmt: skip
+
+MESSAGE: Neutral = {
+    "name": (), "refusal": (), "tool_calls": ([],), "tool_call_id": (), "function_call": (), "audio": (),
+    "annotations": ([],), "reasoning": (), "reasoning_content": (),
+}  # fmt: skip
+
+STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+
+
+def without_neutral(fields: Any, table: Neutral) -> Any:
+    """`fields` without those of `table` that ask for nothing.
+
+    Raises PydanticCustomError, with the name in its context as `param`, for one that asks for something.
+    """
+    if not isinstance(fields, dict):
+        return fields  # of a wrong type, which the model itself refuses
+    for name in fields.keys() & table.keys():
+        value, neutral = fields[name], table[name]
+        if value is not None and not any(_same(value, each) for each in neutral):
+            accepted = " or ".join(map(repr, neutral)) or "null"
+            raise PydanticCustomError(
+                "not_supported",
+                "not supported yet (accepted: {accepted})",
+                {"param": name, "accepted": accepted, "got": value},
+            )
+    return {name: value for name, value in fields.items() if name not in table}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equal, and a boolean only to a boolean: in Python True == 1."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,0 +1,56 @@
+"""What the KV-cache manager knows of one job.
+
+              grant                      swap out                  all stages done
+    (none) ─────────────> DEVICE ─────────────────> MOVING_OUT ─────────────────────> HOST
+       ^                   │  ^                                                        │
+       │      drop         │  │        all stages done                   swap in        │
+       └───────────────────┘  └───────────────────── MOVING_IN <───────────────────────┘
+
+A job's blocks go back only when it is neither in flight (a step uses them) nor moving (a copy does).
+"""
+
+from enum import Enum
+
+from shared.ids import BlockId, JobId, StepId, TransferId
+
+
+class Residence(Enum):
+    DEVICE = "device"
+    MOVING_OUT = "moving_out"
+    HOST = "host"
+    MOVING_IN = "moving_in"
+
+
+class JobKV:
+    """tokens: KV entries that completed steps have written
+    planned: `tokens` once the step in flight is complete
+    step: the step it is in flight in, if any; transfer: its swap under way, if any
+    released: its job ended; the blocks go back when nothing touches them any more
+    """
+
+    __slots__ = (
+        "device", "enst", "host", "job_id", "planned", "released", "residence", "step", "tokens", "trace",
+        "transfer",
+    )  # fmt: skip
+
+    def __init__(self, job_id: JobId, trace: str | None) -> None:
+        self.job_id = job_id
+        self.trace = trace
+        self.residence = Residence.DEVICE
+        self.device: list[BlockId] = []
+        self.host: list[BlockId] = []
+        self.tokens = 0
+        self.planned = 0
+        self.step: StepId | None = None
+        self.transfer: TransferId | None = None
+        self.enst = 0.0
+        self.released = False
+
+    @property
+    def moving(self) -> bool:
+        return self.transfer is not None
+
+    @property
+    def idle(self) -> bool:
+        """Neither a step nor a copy touches its blocks."""
+        return self.step is None and self.transfer is None

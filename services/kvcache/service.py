@@ -1,0 +1,138 @@
+"""The KV-cache manager's shell: plan requests and transfer acknowledgements from the bus into the core."""
+
+import time
+
+from services.kvcache.core import IntegrityError, KVCache
+from shared.bus import Delivery
+from shared.config import Config
+from shared.ids import TransferId
+from shared.messages import (
+    Direction,
+    Directive,
+    KVChanged,
+    PlanReply,
+    PlanRequest,
+    StaleEpoch,
+    TransferDone,
+)
+from shared.service import Service
+
+
+class KVCacheService(Service):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, "kvcache")
+        self._copies = config.parallel.pipeline_stages * config.parallel.tensor_parallel
+        self._core = KVCache(config.kv, self._copies)
+        self._slowest: dict[TransferId, float] = {}  # of the stages that have acknowledged so far
+        self._swapped = {
+            direction: self.registry.counter(
+                f"skipjoin_swap_{direction}_blocks",
+                f"Blocks swapped {direction}, counted once for all stages.",
+            )
+            for direction in Direction
+        }
+        self._bytes = self.registry.counter(
+            "skipjoin_swap_bytes", "Bytes copied between the tiers, all stages.", ["direction"]
+        )
+        self._dropped = self.registry.counter(
+            "skipjoin_kv_dropped_jobs", "Jobs whose KV was given up and is recomputed."
+        )
+        self._violations = self.registry.counter(
+            "skipjoin_kv_integrity_violations", "Times that blocks were found lost, doubled or shared."
+        )
+        self._occupancy = self.registry.gauge(
+            "skipjoin_kv_blocks", "KV blocks by tier and state.", ["tier", "state"]
+        )
+        self._plan_seconds = self.registry.histogram(
+            "skipjoin_kv_plan_seconds",
+            "Time of one KV plan.",
+            buckets=(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 0.01),
+        )
+
+    async def on_start(self) -> None:
+        inbox = await self.bus.subscribe(self.bus.subjects.kvcache_all, depth=4096)
+
+        async def loop() -> None:
+            async for delivery in inbox:
+                await self._receive(delivery)
+
+        self.supervisor.start("inbox", loop())
+
+    async def _receive(self, delivery: Delivery) -> None:
+        match delivery.body:
+            case PlanRequest() as request:
+                await self._plan(request, delivery)
+            case TransferDone() as message if delivery.epoch == self.bus.epoch:
+                await self._transferred(message)
+            case TransferDone():
+                self.bus.count("stale_epoch")
+            case other:
+                self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
+
+    async def _plan(self, request: PlanRequest, delivery: Delivery) -> None:
+        if delivery.epoch < self.bus.epoch:
+            self.bus.count("stale_epoch")
+            await self.bus.reply(delivery, StaleEpoch(self.bus.epoch))
+            return
+        if delivery.epoch > self.bus.epoch:
+            self._begin_epoch(delivery)
+        started = time.perf_counter()
+        reply = self._core.plan(request)
+        seconds = time.perf_counter() - started
+        self._plan_seconds.observe(seconds)
+        self._dropped.inc(len(reply.dropped))
+        await self.bus.reply(delivery, reply)
+        self._report_placed(request, reply, seconds)
+        if not request.candidates and self._core.idle:
+            self._check_integrity()
+
+    def _begin_epoch(self, delivery: Delivery) -> None:
+        """Whatever was held or moving belongs to steps that nobody waits for any more."""
+        self.log.info("epoch %d begins", delivery.epoch)
+        self.bus.epoch = delivery.epoch
+        self._core = KVCache(self.config.kv, self._copies)
+        self._slowest.clear()
+
+    async def _transferred(self, message: TransferDone) -> None:
+        changed = False
+        for done in message.done:
+            seconds = max(done.seconds, self._slowest.get(done.transfer_id, 0.0))
+            self._slowest[done.transfer_id] = seconds
+            trace = self._core.trace_of_transfer(done.transfer_id)
+            directive = self._core.transfer_done(done.transfer_id, message.stage, message.rank)
+            self._bytes.labels(done.direction).inc(done.bytes)
+            if directive is not None:
+                changed = True
+                self._report_transfer(directive, trace, self._slowest.pop(done.transfer_id))
+        if changed:
+            event = KVChanged(self._core.device.free)
+            await self.bus.publish(self.bus.subjects.kv_changed, event)
+
+    def _report_transfer(self, directive: Directive, trace: str | None, seconds: float) -> None:
+        direction = directive.direction
+        self._swapped[direction].inc(directive.blocks)
+        if trace is not None:
+            self.tracing.past(f"swap_{direction}", trace, seconds, time.time_ns(), blocks=directive.blocks)
+
+    def _report_placed(self, request: PlanRequest, reply: PlanReply, seconds: float) -> None:
+        """A span for each job that got its first blocks."""
+        if not self.tracing.enabled:
+            return
+        placed = {grant.job_id: len(grant.table) // 4 for grant in reply.granted}
+        for candidate in request.candidates:
+            if candidate.trace is not None and candidate.job_id in placed:
+                blocks = placed[candidate.job_id]
+                self.tracing.past("allocate", candidate.trace, seconds, time.time_ns(), blocks=blocks)
+
+    def _check_integrity(self) -> None:
+        try:
+            self._core.check()
+        except IntegrityError as error:
+            self._violations.inc()
+            self.log.critical("%s", error)
+            raise
+
+    def update_metrics(self) -> None:
+        for tier, states in self._core.occupancy().items():
+            for state, count in states.items():
+                self._occupancy.labels(tier, state).set(count)

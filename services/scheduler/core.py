@@ -1,0 +1,276 @@
+"""The scheduler: which jobs run in the next iteration, and what becomes of them afterwards.
+
+Pure: the shell (or the simulator) tells the time and carries the messages. One iteration is
+
+    plan_request ──> KV-cache manager ──> dispatch ──> stages ──> complete
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from services.scheduler.job import Job
+from services.scheduler.policy import POLICIES
+from shared.config import Config
+from shared.costmodel import GUESS, CostModel
+from shared.ids import JobId, StepId
+from shared.messages import (
+    Candidate,
+    FinishReason,
+    Holder,
+    JobTokens,
+    Limits,
+    PlanReply,
+    PlanRequest,
+    Refused,
+    StepJob,
+    StepPlan,
+    StepResult,
+    Submit,
+)
+
+MAX_FAILURES = 2
+"""A job whose step failed is recomputed; one that was in this many failed steps ends with an error."""
+
+
+class Observer(Protocol):
+    """Told of what happens to jobs: traces and metrics hang here."""
+
+    def dispatched(self, job: Job, now: float) -> str | None:
+        """`job` goes into a step; returns the traceparent for spans of the stages, if they are to report."""
+        ...
+
+    def completed(self, job: Job, now: float) -> None:
+        """The step is back and the job has a new token."""
+        ...
+
+    def preempted(self, job: Job, now: float) -> None:
+        """The job could have run again, but others go first."""
+        ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float) -> None: ...
+
+
+class Scheduler:
+    """Jobs from submit to finish; the policy orders them, the KV-cache manager says which fit.
+
+    depth: batches that may be in flight; no job is ever in two of them
+    """
+
+    def __init__(self, config: Config, observer: Observer, limits: Limits) -> None:
+        self._config = config.scheduler
+        self._observer = observer
+        self._limits = limits
+        self.depth = config.parallel.pipeline_stages
+        self.cost: CostModel = GUESS
+        self.policy = POLICIES[self._config.policy](self._config, self.cost)
+        self._jobs: dict[JobId, Job] = {}
+        self._steps: dict[StepId, list[Job]] = {}
+        self._next_step = 1
+        self._completed: list[StepId] = []
+        self._released: list[JobId] = []
+        self._just_ran: list[Job] = []
+
+    # ------------------------------------------------------------ arrivals and departures
+
+    def submit(self, message: Submit, trace: str | None, now: float) -> Refused | None:
+        """Take a job, or say why not. A job that is already here is taken once."""
+        if message.job_id in self._jobs:
+            return None
+        refusal = self._refusal(message)
+        if refusal is not None:
+            return refusal
+        job = Job(message, trace, now)
+        self._jobs[job.job_id] = job
+        self.policy.add(job, now)
+        return None
+
+    def _refusal(self, message: Submit) -> Refused | None:
+        total, limit = len(message.prompt) + message.max_tokens, self._limits.max_tokens_total
+        if not message.prompt:
+            return Refused(message.job_id, "the prompt has no tokens", "prompt")
+        if message.max_tokens <= len(message.output):
+            return Refused(message.job_id, f"max_tokens is {message.max_tokens}: nothing to do", "max_tokens")
+        if total > limit:
+            reason = f"prompt and max_tokens make {total} tokens, the limit is {limit}"
+            return Refused(message.job_id, reason, "max_tokens")
+        return None
+
+    def tokens_from(self, job_id: JobId, start: int) -> JobTokens | None:
+        """Output tokens `start` and later of an unfinished job, for a gateway that missed some."""
+        job = self._jobs.get(job_id)
+        if job is None or len(job.output) <= start:
+            return None
+        return JobTokens(job_id, start, job.output[start:])
+
+    def abort(self, job_ids: Iterable[JobId], now: float) -> None:
+        """End jobs whatever they are doing; a step that computes one goes on and its token is ignored."""
+        for job_id in job_ids:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                self._end(job, FinishReason.ABORT, now)
+
+    def set_cost_model(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.policy.set_cost_model(cost)
+
+    # ------------------------------------------------------------ one iteration
+
+    def plan_request(self, now: float) -> PlanRequest | None:
+        """What to ask the KV-cache manager for the next iteration; None when there is nothing to say."""
+        candidates, holders = self._candidates(now) if len(self._steps) < self.depth else ([], [])
+        if not (candidates or self._completed or self._released):
+            return None
+        request = PlanRequest(
+            StepId(self._next_step),
+            candidates,
+            holders,
+            self._completed,
+            self._released,
+            self._batch_limit(),
+            self._config.max_batch_tokens,
+        )
+        self._next_step += 1
+        self._completed, self._released = [], []
+        return request
+
+    def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
+        """Twice the batch, so that the KV-cache manager can pass over what does not fit; and the ENST of
+        all others that hold KV.
+
+        ENST = min(time until promotion, quanta of the jobs ahead ÷ batch size); paper v3, section 4.2.
+        """
+        wanted = 2 * self._batch_limit()
+        candidates: list[Candidate] = []
+        holders: list[Holder] = []
+        ahead = 0.0
+        for job in self.policy.ordered(now):
+            if job.in_flight:
+                continue
+            enst = min(self.policy.promotion_in(job, now), ahead / self._config.max_batch_size)
+            if len(candidates) < wanted:
+                trace = job.trace if job.kv_tokens == 0 else None
+                candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace))
+            elif job.kv_tokens:
+                holders.append(Holder(job.job_id, enst))
+            ahead += self.policy.quantum_left(job)
+        return candidates, holders
+
+    def _batch_limit(self) -> int:
+        """With several batches in flight the jobs are shared out among them, or one would take them all."""
+        share = math.ceil(len(self._jobs) / self.depth)
+        return max(1, min(self._config.max_batch_size, share))
+
+    def dispatch(self, reply: PlanReply, now: float) -> StepPlan | None:
+        """The step for the stages, from what the KV-cache manager granted; None if nothing is to be sent."""
+        for job_id in reply.dropped:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                job.kv_tokens = 0
+        batch: list[Job] = []
+        step_jobs: list[StepJob] = []
+        for grant in reply.granted:
+            job = self._jobs.get(grant.job_id)
+            if job is None:
+                continue  # aborted while the plan was made
+            job.step = reply.step_id
+            self.policy.started(job)
+            trace = self._observer.dispatched(job, now)
+            job.first_run = now if job.first_run is None else job.first_run
+            batch.append(job)
+            step_jobs.append(
+                StepJob(
+                    job.job_id, job.token_ids_to_compute(), job.kv_tokens, grant.table, job.sampling, trace
+                )
+            )
+        if batch:
+            self._note_preemptions(now)
+            self._steps[reply.step_id] = batch
+        elif reply.granted:
+            self._completed.append(reply.step_id)  # the KV-cache manager holds it for in flight
+        if not batch and not reply.directives:
+            return None
+        return StepPlan(reply.step_id, step_jobs, reply.directives, reply.waits)
+
+    def _note_preemptions(self, now: float) -> None:
+        for job in self._just_ran:
+            if not job.in_flight and job.job_id in self._jobs:
+                self._observer.preempted(job, now)
+        self._just_ran = []
+
+    def complete(self, result: StepResult, now: float) -> dict[str, list[JobTokens]]:
+        """Charge the iteration, append its tokens, end what is done. New tokens by receiver."""
+        batch = self._steps.pop(result.step_id, None)
+        if batch is None:
+            return {}
+        self._completed.append(result.step_id)
+        out: defaultdict[str, list[JobTokens]] = defaultdict(list)
+        if result.error is not None:
+            for job in batch:
+                self._failed(job, result.error, now, out)
+            return out
+        seconds = sum(result.seconds)
+        for job, token in zip(batch, result.tokens, strict=True):
+            job.step = None
+            if job.job_id not in self._jobs:
+                continue  # aborted while it ran
+            job.kv_tokens = job.tokens
+            job.output.append(token)
+            self._observer.completed(job, now)
+            reason = job.finish_reason()
+            out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))
+            if reason is None:
+                self.policy.ran(job, seconds, now)
+                self._just_ran.append(job)
+            else:
+                self._end(job, reason, now)
+        return out
+
+    def _failed(self, job: Job, error: str, now: float, out: defaultdict[str, list[JobTokens]]) -> None:
+        job.step = None
+        if job.job_id not in self._jobs:
+            return
+        job.kv_tokens = 0  # recompute: what the failed step wrote cannot be trusted
+        job.failures += 1
+        if job.failures < MAX_FAILURES:
+            self.policy.ran(job, 0.0, now)
+            return
+        out[job.reply_to].append(JobTokens(job.job_id, len(job.output), [], FinishReason.ERROR, error))
+        self._end(job, FinishReason.ERROR, now)
+
+    def _end(self, job: Job, reason: FinishReason, now: float) -> None:
+        del self._jobs[job.job_id]
+        self.policy.remove(job)
+        self._released.append(job.job_id)
+        self._observer.finished(job, reason, now)
+
+    def lose_kv(self, now: float) -> None:
+        """A new epoch begins: nothing is in flight, no job holds KV, each is recomputed from its tokens."""
+        self._completed, self._released, self._just_ran = [], [], []
+        self._steps.clear()
+        self._next_step = 1
+        for job in self._jobs.values():
+            job.kv_tokens = 0
+            if job.in_flight:
+                job.step = None
+                self.policy.ran(job, 0.0, now)
+
+    # ------------------------------------------------------------ what others may know
+
+    @property
+    def in_flight(self) -> int:
+        """Batches sent to the stages and not back yet."""
+        return len(self._steps)
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._jobs)
+
+    def count_jobs(self) -> dict[tuple[str, int], int]:
+        """Jobs by state (waiting: never ran, running, preempted) and queue level."""
+        counts: defaultdict[tuple[str, int], int] = defaultdict(int)
+        for job in self._jobs.values():
+            state = "running" if job.in_flight else "preempted" if job.first_run is not None else "waiting"
+            counts[state, job.level] += 1
+        return dict(counts)

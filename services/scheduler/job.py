@@ -1,0 +1,65 @@
+"""One job as the scheduler sees it."""
+
+from shared.ids import JobId, StepId
+from shared.messages import FinishReason, Submit
+
+
+class Job:
+    """Owned by the scheduler from submit to its finish.
+
+    kv_tokens: KV entries it holds somewhere; 0 before its first iteration and after a drop
+    step: the step it is in flight in, if any; it is never in two
+    arrived, waiting_since: seconds on the scheduler's clock
+    level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
+    """
+
+    __slots__ = (
+        "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output", "prompt",
+        "quantum", "reply_to", "sampling", "step", "stop_token_ids", "trace", "used", "waiting_since",
+    )  # fmt: skip
+
+    def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
+        self.job_id: JobId = submit.job_id
+        self.reply_to = submit.reply_to
+        self.prompt = submit.prompt
+        self.output = list(submit.output)
+        self.max_tokens = submit.max_tokens
+        self.sampling = submit.sampling
+        self.stop_token_ids = frozenset(submit.stop_token_ids)
+        self.trace = trace
+        self.arrived = now - submit.waited
+        self.waiting_since = self.arrived
+        self.first_run: float | None = None
+        self.kv_tokens = 0
+        self.step: StepId | None = None
+        self.failures = 0
+        self.level = 0
+        self.quantum = 0.0
+        self.used = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output so far; also its context once its next iteration is complete."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens its next iteration computes: all at first and after a drop, then one."""
+        return self.tokens - self.kv_tokens
+
+    @property
+    def in_flight(self) -> bool:
+        return self.step is not None
+
+    def token_ids_to_compute(self) -> list[int]:
+        if self.new_tokens == 1 and self.output:
+            return self.output[-1:]
+        return (self.prompt + self.output)[self.kv_tokens :]
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ends after its last output token, or None if it goes on."""
+        if self.output and self.output[-1] in self.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.output) >= self.max_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,235 @@
+"""The scheduler's shell: messages in, plans out, and the fencing epoch of the whole pipeline.
+
+    submit, abort, result, kv_changed, cost_model ──> inbox ──wake──> drive: plan ─> kvcache ─> stage 0
+
+A new epoch begins at start, when a stage or the KV-cache manager was restarted, and when a step is lost.
+Everyone drops messages of older epochs; every unfinished job is recomputed from its tokens.
+"""
+
+import asyncio
+
+from services.scheduler.core import Scheduler
+from services.scheduler.observer import JobSpans
+from services.scheduler.peers import Peers
+from shared.bus import Delivery
+from shared.clock import next_epoch
+from shared.config import Config
+from shared.costmodel import CostModel
+from shared.errors import BusTimeout, NoResponder, SkipjoinError
+from shared.messages import (
+    Abort,
+    Accepted,
+    Hello,
+    JobTokens,
+    KVChanged,
+    PlanReply,
+    PlanRequest,
+    Refused,
+    StaleEpoch,
+    StepPlan,
+    StepResult,
+    Submit,
+    TokenBatch,
+)
+from shared.service import HELLO_STALE_S, Service
+
+PLAN_TIMEOUT_S = 10.0
+
+
+class Superseded(SkipjoinError):
+    """A newer scheduler acts; this one must not go on."""
+
+
+class SchedulerService(Service):
+    _core: Scheduler | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, "scheduler")
+        stages = [f"stage{index}" for index in range(config.parallel.pipeline_stages)]
+        self._peers = Peers(["kvcache", *stages], HELLO_STALE_S)
+        self._wake = asyncio.Event()
+        self._last_progress = self.clock.now()
+        self._profiled = False
+        self._jobs = self.registry.gauge(
+            "skipjoin_jobs", "Unfinished jobs by state and queue.", ["state", "level"]
+        )
+        self._in_flight = self.registry.gauge("skipjoin_batches_in_flight", "Batches the stages work on.")
+        self._iterations = self.registry.counter("skipjoin_iterations", "Iterations completed.")
+        self._epochs = self.registry.counter("skipjoin_epochs", "Epochs begun, by cause.", ["cause"])
+        self._batch_size = self.registry.histogram(
+            "skipjoin_batch_size", "Jobs in an iteration.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+        )
+        self._plan_seconds = self.registry.histogram(
+            "skipjoin_schedule_seconds", "From an event to the next step on its way, KV plan included."
+        )
+
+    # ------------------------------------------------------------ life
+
+    async def on_start(self) -> None:
+        self._spans = JobSpans(self.tracing, self.registry)
+        subjects = self.bus.subjects
+        inbox = await self.bus.subscribe(subjects.scheduler_all, depth=65536)
+        hellos = await self.bus.subscribe(subjects.hello_all, depth=4096)
+
+        async def read_inbox() -> None:
+            async for delivery in inbox:
+                await self._receive(delivery)
+
+        async def read_hellos() -> None:
+            async for delivery in hellos:
+                if isinstance(delivery.body, Hello):
+                    self._hear(delivery.body)
+
+        async def drive() -> None:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._drive()
+
+        self._begin_epoch("start")
+        self.supervisor.start("inbox", read_inbox())
+        self.supervisor.start("hellos", read_hellos())
+        self.supervisor.start("drive", drive())
+        self.supervisor.every("watchdog", 1.0, self._watch)
+
+    def hello(self) -> Hello:
+        missing = self._peers.missing(self.clock.now())
+        if missing or self._core is None:
+            return Hello(
+                self.name, self.bus.instance, False, "waiting for " + ", ".join(missing or ["limits"])
+            )
+        detail = "" if self._profiled else "waiting for the profiler"
+        return Hello(self.name, self.bus.instance, self._profiled, detail, self._peers.limits())
+
+    def _hear(self, hello: Hello) -> None:
+        now = self.clock.now()
+        complete_before = not self._peers.missing(now)
+        if self._peers.hear(hello, now):
+            self.log.warning("%s was restarted", hello.service)
+            self._begin_epoch("restarted peer")
+        if complete_before or self._peers.missing(now):
+            return
+        limits = self._peers.limits()
+        if self._core is None and limits is not None:
+            self._core = Scheduler(self.config, self._spans, limits)
+        self._wake.set()
+
+    def _begin_epoch(self, cause: str) -> None:
+        self.bus.epoch = next_epoch(self.bus.epoch)
+        self._epochs.labels(cause).inc()
+        self.log.info("epoch %d begins: %s", self.bus.epoch, cause)
+        if self._core is not None:
+            self._core.lose_kv(self.clock.now())
+        self._progress()
+        self._wake.set()
+
+    def _progress(self) -> None:
+        self._last_progress = self.clock.now()
+
+    async def _watch(self) -> None:
+        """Re-drive everything when work is pending and nothing has come back for too long."""
+        if self._core is None or self._core.unfinished == 0:
+            self._progress()
+        elif self.clock.now() - self._last_progress > self.config.scheduler.step_timeout_s:
+            self.log.error("no step result for %.0f s", self.config.scheduler.step_timeout_s)
+            self._begin_epoch("lost step")
+
+    # ------------------------------------------------------------ inbox
+
+    async def _receive(self, delivery: Delivery) -> None:
+        match delivery.body:
+            case Submit() as submit:
+                await self._submit(submit, delivery)
+            case Abort() as abort:
+                if self._core is not None:
+                    self._core.abort(abort.job_ids, self.clock.now())
+            case StepResult() | KVChanged() if delivery.epoch != self.bus.epoch:
+                self.bus.count("stale_epoch")
+            case StepResult() as result:
+                await self._complete(result)
+            case KVChanged():
+                pass  # waking up is all it asks for
+            case CostModel() as cost:
+                if self._core is not None:
+                    self._core.set_cost_model(cost)
+                    self._profiled = True
+            case other:
+                self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
+        self._wake.set()
+
+    async def _submit(self, submit: Submit, delivery: Delivery) -> None:
+        if self._core is None:
+            answer = Refused(submit.job_id, "the model is still loading", retryable=True)
+            await self.bus.reply(delivery, answer)
+            return
+        refused = self._core.submit(submit, delivery.trace, self.clock.now())
+        await self.bus.reply(delivery, refused or Accepted(submit.job_id))
+        missed = self._core.tokens_from(submit.job_id, len(submit.output))
+        if missed is not None:
+            await self._send_tokens({submit.reply_to: [missed]})
+
+    async def _complete(self, result: StepResult) -> None:
+        assert self._core is not None  # results of this epoch come after its first step
+        if result.error is not None:
+            self.log.error("step %d failed: %s", result.step_id, result.error)
+        tokens = self._core.complete(result, self.clock.now())
+        self._iterations.inc()
+        self._progress()
+        await self._send_tokens(tokens)
+
+    async def _send_tokens(self, by_receiver: dict[str, list[JobTokens]]) -> None:
+        for receiver, items in by_receiver.items():
+            await self.bus.publish(self.bus.subjects.tokens(receiver), TokenBatch(items))
+
+    # ------------------------------------------------------------ planning
+
+    async def _drive(self) -> None:
+        """Plan and send until the pipeline is full or nothing more can run now."""
+        while self._core is not None and not self._peers.missing(self.clock.now()):
+            epoch, started = self.bus.epoch, self.clock.now()
+            request = self._core.plan_request(started)
+            if request is None:
+                return
+            reply = await self._ask_kvcache(request)
+            if self.bus.epoch != epoch or reply is None:
+                return  # what was planned belongs to the past; beginning an epoch has set the wake-up
+            step = self._core.dispatch(reply, self.clock.now())
+            if step is not None:
+                await self._send_step(step)
+                self._plan_seconds.observe(self.clock.now() - started)
+            if not reply.granted:
+                return  # a result, a finished transfer or an arrival wakes us up
+
+    async def _ask_kvcache(self, request: PlanRequest) -> PlanReply | None:
+        epoch = self.bus.epoch
+        try:
+            answer = await self.bus.request(self.bus.subjects.kv_plan, request, timeout=PLAN_TIMEOUT_S)
+        except (NoResponder, BusTimeout) as error:
+            self.log.error("no KV plan: %s", error)
+            self._peers.forget("kvcache")
+            if self.bus.epoch == epoch:
+                self._begin_epoch("no KV plan")  # it may or may not have applied the request
+            return None
+        match answer.body:
+            case PlanReply() as reply:
+                return reply
+            case StaleEpoch(newest):
+                if self.bus.epoch == epoch:
+                    raise Superseded(f"epoch {epoch} was superseded by {newest}")
+                return None
+            case other:
+                raise SkipjoinError(f"the KV-cache manager answered a plan with {type(other).__name__}")
+
+    async def _send_step(self, step: StepPlan) -> None:
+        if step.jobs:
+            self._batch_size.observe(len(step.jobs))
+        self._progress()
+        await self.bus.publish(self.bus.subjects.stage_step(0), step)
+
+    def update_metrics(self) -> None:
+        self._jobs.clear()
+        if self._core is None:
+            return
+        self._in_flight.set(self._core.in_flight)
+        for (state, level), count in self._core.count_jobs().items():
+            self._jobs.labels(state, f"Q{level + 1}").set(count)

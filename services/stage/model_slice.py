@@ -1,0 +1,130 @@
+"""The part of a transformers causal LM that one stage computes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from services.stage.attention import ATTENTION
+from services.stage.attention_plan import AttentionPlan
+from shared.errors import CheckpointError, ConfigError
+
+SUPPORTED = ("llama", "mistral", "opt", "qwen2", "qwen3")
+"""`model_type`s that are tested. Others may look alike and compute wrongly."""
+
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_FIRST_ONLY = ("embed_tokens", "embed_positions", "project_in")
+_LAST_ONLY = ("norm", "final_layer_norm", "project_out")
+
+
+def layer_range(layers: int, stages: int, stage: int) -> range:
+    """The layers of `stage`: contiguous, as even as possible, the first stages taking the remainder.
+
+    Raises ConfigError when there are more stages than layers.
+    """
+    if stages > layers:
+        raise ConfigError(
+            f"parallel.pipeline_stages: {stages} stages cannot share {layers} layers, use at most {layers}"
+        )
+    share, remainder = divmod(layers, stages)
+    first = stage * share + min(stage, remainder)
+    return range(first, first + share + (stage < remainder))
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The transformers configuration of a model that Skipjoin can run.
+
+    Raises CheckpointError.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}/config.json is not usable: {error}") from error
+    if config.model_type not in SUPPORTED:
+        raise CheckpointError(
+            f"{folder}: model type {config.model_type!r} is not supported, only {', '.join(SUPPORTED)}"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise CheckpointError(f"{folder}: quantized weights are not supported, use the unquantized model")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope in _BATCH_DEPENDENT_ROPE:
+        # These rescale by the longest sequence in the batch: a job's text would depend on its neighbours.
+        raise CheckpointError(f"{folder}: rope type {rope!r} is not supported")
+    return config
+
+
+class ModelSlice:
+    """Embedding (first stage), some decoder layers, final norm and head (last stage).
+
+    Built on the meta device: `weights.load` fills it.
+
+    model: the transformers model without the parts of other stages; the rest keeps its checkpoint names
+    layers: indices of its layers in the whole model
+    known: names of all tensors of the whole model
+    tied: name of a tensor -> name of the one that holds its values
+    """
+
+    def __init__(self, config: PreTrainedConfig, stages: int, stage: int, dtype: torch.dtype) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.layers = layer_range(config.num_hidden_layers, stages, stage)
+        self.is_first = stage == 0
+        self.is_last = stage == stages - 1
+        with torch.device("meta"):
+            self.model: Any = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=ATTENTION
+            )
+        self.model.eval().requires_grad_(False)
+        self.known = frozenset[str](self.model.state_dict())
+        self.tied: dict[str, str] = dict(self.model.all_tied_weights_keys)
+        self.decoder: Any = self.model.get_decoder()
+        self._drop_other_stages()
+        attention = self.decoder.layers[self.layers.start].self_attn
+        self.head_dim: int = attention.head_dim
+        self.kv_heads: int = attention.k_proj.out_features // attention.head_dim
+
+    def _drop_other_stages(self) -> None:
+        for index in range(len(self.decoder.layers)):
+            if index not in self.layers:
+                self.decoder.layers[index] = nn.Identity()  # keeps the indices of the others
+        dropped = (() if self.is_first else _FIRST_ONLY) + (() if self.is_last else _LAST_ONLY)
+        for name in dropped:
+            if hasattr(self.decoder, name):
+                setattr(self.decoder, name, None)
+        if not self.is_last:
+            self.model.lm_head = None
+
+    def recreate_buffers(self, device: torch.device) -> None:
+        """Compute what no checkpoint holds: the rotary frequencies."""
+        if hasattr(self.decoder, "rotary_emb"):
+            self.decoder.rotary_emb = type(self.decoder.rotary_emb)(self.config).to(device)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """First stage. tokens, positions: [1, tokens] int64 -> [1, tokens, hidden]."""
+        hidden = self.decoder.embed_tokens(tokens)
+        if getattr(self.decoder, "project_in", None) is not None:
+            hidden = self.decoder.project_in(hidden)
+        if hasattr(self.decoder, "embed_positions"):
+            hidden = hidden + self.decoder.embed_positions(None, position_ids=positions)
+        return hidden
+
+    def run_layers(self, hidden: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+        """[1, tokens, hidden] -> [1, tokens, hidden]; writes the tokens' K and V into the paged cache."""
+        rotary = None
+        if hasattr(self.decoder, "rotary_emb"):
+            rotary = self.decoder.rotary_emb(hidden, position_ids=positions)
+        for index in self.layers:
+            hidden = self.decoder.layers[index](
+                hidden, position_ids=positions, position_embeddings=rotary, attention_mask=None, plan=plan
+            )
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last stage. [rows, hidden] -> [rows, vocab]."""
+        for name in _LAST_ONLY:
+            part = getattr(self.decoder, name, None)
+            if part is not None:
+                hidden = part(hidden)
+        return self.model.lm_head(hidden)

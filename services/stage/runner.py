@@ -1,0 +1,142 @@
+"""One stage's core: weights, KV tiers, transfers and the computation of its share of an iteration."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.stage import checkpoint, weights
+from services.stage.attention_plan import AttentionPlan, PagedKV
+from services.stage.batch import Batch
+from services.stage.checkpoint import ProgressFn
+from services.stage.copier import Copier
+from services.stage.model_slice import ModelSlice, load_config
+from services.stage.sampling import sample
+from services.stage.tiers import BlockShape, Tiers, allocate
+from shared.config import Config, ModelConfig
+from shared.errors import ConfigError
+from shared.ids import TransferId
+from shared.messages import Directive, StepPlan, Transferred
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """hidden: [rows, hidden] for the next stage; None from the last stage or for a plan without jobs
+    tokens: last stage: one per job whose `sampling` was set, in the plan's order
+    seconds: spent computing; waited: blocked on `plan.waits` before that
+    """
+
+    hidden: Tensor | None = None
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    waited: float = 0.0
+
+
+class StageRunner:
+    """Stage number `stage` of `config.parallel.pipeline_stages`, on this process's device.
+
+    All calls but `start_transfers` come from one thread, the compute thread; the callbacks are called from
+    copy threads.
+
+    block_bytes: KV bytes of one block on this stage
+    max_model_len: longest prompt + answer that model and configuration allow, tokens
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stage: int,
+        folder: Path,
+        *,
+        on_transferred: Callable[[Transferred], None],
+        on_copy_error: Callable[[TransferId, Exception], None],
+        progress: ProgressFn = lambda text, fraction: None,
+    ) -> None:
+        """folder: from `checkpoint.resolve`. Raises CheckpointError, ConfigError, KVCapacityError."""
+        torch.set_num_threads(config.stage.threads)
+        self.max_model_len = checkpoint.max_model_len(config.model, folder)
+        self.device = choose_device(config.model)
+        self._slice = self._load_slice(config, stage, folder, progress)
+        self._tiers = self._allocate_tiers(config)
+        self.block_bytes = self._tiers.block_bytes
+        self._kv = PagedKV(self._tiers.device, self._slice.layers.start)
+        self._copier = Copier(self._tiers, config.kv.copy_threads, on_transferred, on_copy_error)
+
+    def _load_slice(self, config: Config, stage: int, folder: Path, progress: ProgressFn) -> ModelSlice:
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        part = ModelSlice(load_config(folder), config.parallel.pipeline_stages, stage, dtype)
+        text = f"loading layers {part.layers.start} to {part.layers.stop - 1}"
+        weights.load(part, folder, self.device, lambda fraction: progress(text, fraction))
+        return part
+
+    def _allocate_tiers(self, config: Config) -> Tiers:
+        part = self._slice
+        shape = BlockShape(len(part.layers), config.kv.block_size, part.kv_heads, part.head_dim, part.dtype)
+        return allocate(shape, config.kv, self.device)
+
+    @property
+    def is_first(self) -> bool:
+        return self._slice.is_first
+
+    @property
+    def is_last(self) -> bool:
+        return self._slice.is_last
+
+    def start_transfers(self, directives: Sequence[Directive]) -> None:
+        """Begin copies before the step that came with them, which will not repeat them; from any thread."""
+        self._copier.start(directives)
+
+    def step(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
+        """Start the plan's transfers, wait for those that it reads, and compute its jobs.
+
+        hidden: [rows, hidden] from the stage before; None on the first stage
+        Raises CopyFailed if a transfer that the step reads did not happen.
+        """
+        self._copier.start(plan.directives)
+        waited = self._copier.wait(plan.waits)
+        if not plan.jobs:
+            return StepOutput(waited=waited)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            batch = Batch.of(plan.jobs, self.device)
+            output = self._compute(batch, hidden)
+            tokens = self._draw(batch, output) if self.is_last else []
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()  # else `seconds` measures launches
+        seconds = time.perf_counter() - began
+        return StepOutput(None if self.is_last else output, tokens, seconds, waited)
+
+    def _compute(self, batch: Batch, hidden: Tensor | None) -> Tensor:
+        """[rows, hidden] after this stage's layers."""
+        if self.is_first:
+            flat = self._slice.embed(batch.tokens, batch.positions)
+        elif hidden is not None:
+            flat = hidden.to(self.device).unsqueeze(0)
+        else:
+            raise ValueError("a stage after the first needs the activations of the one before")
+        return self._slice.run_layers(flat, batch.positions, AttentionPlan(batch.spans, self._kv))[0]
+
+    def _draw(self, batch: Batch, hidden: Tensor) -> list[int]:
+        draws = sorted(batch.draws, key=lambda draw: draw.index)
+        if not draws:
+            return []
+        logits = self._slice.logits(hidden[[draw.row for draw in draws]])
+        return sample(logits, [draw.sampling for draw in draws], [draw.position for draw in draws])
+
+    def reset(self) -> None:
+        """A new epoch: forget transfers; returns when none is running any more."""
+        self._copier.reset()
+
+    def close(self) -> None:
+        self._copier.close()
+
+
+def choose_device(model: ModelConfig) -> torch.device:
+    """Raises ConfigError if CUDA is demanded and is not there."""
+    available = torch.cuda.is_available()
+    if model.device == "cuda" and not available:
+        raise ConfigError("model.device: cuda is not available on this machine, set it to cpu or auto")
+    return torch.device("cpu" if model.device == "cpu" or not available else "cuda")

@@ -1,0 +1,103 @@
+"""The two KV tiers of one stage: a device tensor and a host tensor of the same layout."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.config import KVConfig
+from shared.errors import KVCapacityError
+
+log = logging.getLogger("skipjoin.stage")
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """One block of one stage: [layers, 2, block_size, kv_heads, head_dim], where 2 is K and V."""
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return (self.layers, 2, self.block_size, self.kv_heads, self.head_dim)
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.dims).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """device, host: [blocks, layers, 2, block_size, kv_heads, head_dim]
+
+    The block index comes first, so neighbouring blocks are one contiguous copy for all layers.
+    """
+
+    device: Tensor
+    host: Tensor
+    block_bytes: int
+
+
+def allocate(shape: BlockShape, config: KVConfig, device: torch.device) -> Tiers:
+    """Both tiers, zeroed. On CUDA the host tier is pinned if the system lets us.
+
+    Raises KVCapacityError when the memory is not there.
+    """
+    device_bytes = config.device_blocks * shape.bytes
+    host_bytes = config.host_blocks * shape.bytes
+    if device.type == "cuda":
+        _check("kv.device_blocks", config.device_blocks, device_bytes, torch.cuda.mem_get_info(device)[0])
+        _check("kv.host_blocks", config.host_blocks, host_bytes, _available_memory())
+    else:
+        _check(
+            "kv.device_blocks + kv.host_blocks",
+            config.device_blocks + config.host_blocks,
+            device_bytes + host_bytes,
+            _available_memory(),
+        )
+    try:
+        # zeros, not empty: the pages are touched now, so a lack of memory shows here and not in mid-answer,
+        # and masked slots hold finite numbers.
+        on_device = torch.zeros((config.device_blocks, *shape.dims), dtype=shape.dtype, device=device)
+        on_host = _host_tensor((config.host_blocks, *shape.dims), shape.dtype, pin=device.type == "cuda")
+    except (RuntimeError, MemoryError) as error:  # torch's out-of-memory errors are RuntimeErrors
+        raise KVCapacityError(
+            f"cannot allocate the KV cache of {device_bytes / _GIB:.2f} GiB on {device} and "
+            f"{host_bytes / _GIB:.2f} GiB in host memory: lower kv.device_blocks or kv.host_blocks ({error})"
+        ) from error
+    return Tiers(on_device, on_host, shape.bytes)
+
+
+def _host_tensor(dims: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor:
+    if pin and dims[0]:
+        try:
+            return torch.zeros(dims, dtype=dtype, pin_memory=True)
+        except RuntimeError as error:
+            log.warning("host KV tier is pageable, copies will be slower: pinning failed (%s)", error)
+    return torch.zeros(dims, dtype=dtype)
+
+
+def _check(key: str, blocks: int, wanted: int, available: int) -> None:
+    if wanted > available:
+        raise KVCapacityError(
+            f"{key}: {blocks} blocks take {wanted / _GIB:.2f} GiB on this stage, "
+            f"{available / _GIB:.2f} GiB are free; about {blocks * available // wanted} blocks would fit"
+        )
+
+
+def _available_memory() -> int:
+    """Bytes of RAM that this process may still take: of the machine, and of its cgroup if that is less."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return free

@@ -1,0 +1,1 @@
+"""What every service speaks: messages, subjects, the bus, config, tracing, metrics, clock."""

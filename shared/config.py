@@ -1,0 +1,278 @@
+"""The one configuration tree: every key, its unit and its default, stated once.
+
+Load order: defaults, then the YAML file's `args`, then `--set key=value`. Unknown keys and wrong types
+are refused with the path of the key.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from shared.errors import ConfigError
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+EMBEDDED_MODEL = "embedded"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node of the tree."""
+
+
+class ModelConfig(Section, frozen=True):
+    """path: a local folder with config.json and safetensors, or "embedded" (SmolLM2-135M-Instruct)
+    name: what clients call the model; default: the folder's name
+    max_model_len: longest prompt + answer, tokens; default: the model's context
+    dtype: of weights, activations and KV cache
+    device: where the stages compute; "auto" is cuda where there is one, else cpu
+    cache_dir: converted checkpoints are kept here; default: ~/.cache/skipjoin (or $XDG_CACHE_HOME/skipjoin)
+    """
+
+    path: str = EMBEDDED_MODEL
+    name: str | None = None
+    max_model_len: Positive | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    cache_dir: str | None = None
+
+    @property
+    def served_name(self) -> str:
+        if self.name is not None:
+            return self.name
+        return "SmolLM2-135M-Instruct" if self.path == EMBEDDED_MODEL else Path(self.path).name
+
+    @property
+    def cache_path(self) -> Path:
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "skipjoin"
+
+
+class GatewayConfig(Section, frozen=True):
+    """host, port: where HTTP listens
+    replicas: gateway processes behind the ingress
+    max_body_bytes: larger request bodies are refused with 413
+    drain_s: seconds that open streams get to finish on shutdown
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    replicas: Positive = 1
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    drain_s: Annotated[float, Meta(ge=0)] = 10.0
+
+
+class SchedulerConfig(Section, frozen=True):
+    """policy: skip-join (preempts at every token) or fcfs (runs to completion)
+    max_batch_size: jobs in one iteration
+    max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
+    levels: number of queues
+    quantum_ratio: quantum of a queue over that of the queue above
+    starvation_s: a job that waited longer is promoted to the first queue (alpha), seconds
+    demotion_levels: queues that a job falls when its quantum is used up (eta)
+    step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
+    """
+
+    policy: Literal["skip-join", "fcfs"] = "skip-join"
+    max_batch_size: Positive = 16
+    max_batch_tokens: Positive = 2048
+    levels: Annotated[int, Meta(ge=1, le=64)] = 16
+    quantum_ratio: Annotated[float, Meta(gt=1)] = 2.0
+    starvation_s: Seconds = 0.3
+    demotion_levels: Positive = 1
+    step_timeout_s: Seconds = 60.0
+
+
+class KVConfig(Section, frozen=True):
+    """block_size: tokens in a block
+    device_blocks, host_blocks: size of the two tiers, in blocks, the same on every stage
+    swap_mode: reactive (swap when device blocks run short) or recompute (drop and prefill again)
+    copy_threads: copy workers per stage
+    """
+
+    block_size: Annotated[int, Meta(ge=1, le=256)] = 16
+    device_blocks: Positive = 1024
+    host_blocks: NonNegative = 1024
+    swap_mode: Literal["reactive", "recompute"] = "reactive"
+    copy_threads: Positive = 2
+
+
+class ParallelConfig(Section, frozen=True):
+    """pipeline_stages: slices of the model's layers, one deployment each
+    tensor_parallel: ranks per stage (only 1 is supported so far)
+    """
+
+    pipeline_stages: Positive = 1
+    tensor_parallel: Literal[1] = 1
+
+
+class StageConfig(Section, frozen=True):
+    """threads: CPU threads of one stage's kernels
+    transport: how activations go to the next stage; auto is inline up to `inline_bytes`, else shared memory
+    inline_bytes: largest activation that travels inside the NATS message
+    """
+
+    threads: Positive = 1
+    transport: Literal["auto", "inline", "shm"] = "auto"
+    inline_bytes: Positive = 256 * 1024
+
+
+class ProfilerConfig(Section, frozen=True):
+    """prefill_tokens: prompt lengths measured at start, tokens
+    decode_batches: batch sizes measured at start, jobs
+    decode_tokens: output tokens per measured job
+    refit_every: a new fit is published after this many measured iterations
+    """
+
+    prefill_tokens: tuple[Positive, ...] = (16, 64, 192)
+    decode_batches: tuple[Positive, ...] = (1, 4)
+    decode_tokens: Annotated[int, Meta(ge=2)] = 6
+    refit_every: Positive = 256
+
+
+class NatsConfig(Section, frozen=True):
+    """url: an external server, such as nats://host:4222; default: an embedded one on loopback
+    token, user, password, credentials: how to authenticate there (credentials: path of a .creds file)
+    max_payload: largest message of the embedded server, bytes
+    """
+
+    url: str | None = None
+    token: str | None = None
+    user: str | None = None
+    password: str | None = None
+    credentials: str | None = None
+    max_payload: Annotated[int, Meta(ge=64 * 1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+
+
+class TracingConfig(Section, frozen=True):
+    """otlp_endpoint: OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces; default: tracing is off
+    sample_ratio: share of requests traced when the client sends no traceparent
+    """
+
+    otlp_endpoint: str | None = None
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+
+
+class Config(Section, frozen=True):
+    """The root. app: name of the application, part of every NATS subject
+    log_level: of the services' logs
+    """
+
+    app: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")] = "skipjoin"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    model: ModelConfig = ModelConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    kv: KVConfig = KVConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    stage: StageConfig = StageConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
+    nats: NatsConfig = NatsConfig()
+    tracing: TracingConfig = TracingConfig()
+
+
+Tree = dict[str, Any]
+_T = TypeVar("_T")
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
+
+
+def parse(tree: Tree) -> Config:
+    """Validate a tree of plain values.
+
+    Raises ConfigError, starting with the path of the bad key.
+    """
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), tree)) from None
+
+
+def _explain(text: str, tree: Tree) -> str:
+    match = _WHERE.match(text)
+    assert match is not None  # the pattern matches any text
+    what, path = match["what"], (match["path"] or "").lstrip(".")
+    unknown = _UNKNOWN.search(what)
+    if unknown:
+        key = ".".join(filter(None, (path, unknown["field"])))
+        return f"{key}: unknown key ({_known_keys(path)})"
+    return f"{path or 'configuration'}: {what}, got {_value_at(tree, path)!r}"
+
+
+def _value_at(tree: Tree, path: str) -> Any:
+    value: Any = tree
+    for name in re.findall(r"[^.\[\]]+", path):
+        value = value[int(name) if name.isdigit() else name]
+    return value
+
+
+def _known_keys(path: str) -> str:
+    node: type = Config
+    for name in filter(None, path.split(".")):
+        node = {field.name: field.type for field in msgspec.structs.fields(node)}[name]
+    keys = ", ".join(field.name for field in msgspec.structs.fields(node))
+    return f"known here: {keys}"
+
+
+def override(tree: Tree, assignments: list[str]) -> Tree:
+    """`tree` with `key.path=value` assignments applied; values are read as YAML (`null`, numbers, lists).
+
+    Raises ConfigError for an assignment without `=` or a path through a value that is not a section.
+    """
+    result: Tree = msgspec.to_builtins(tree)
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set {assignment}: write it as key=value, for example kv.device_blocks=64")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: the value {text!r} is not valid YAML ({error})") from None
+        *path, leaf = key.strip().split(".")
+        node = result
+        for name in path:
+            if not isinstance(node.setdefault(name, {}), dict):
+                raise ConfigError(f"{key}: {name} is a value, not a section")
+            node = node[name]
+        node[leaf] = value
+    return result
+
+
+class _Application(msgspec.Struct):
+    args: Tree | None = None
+    deployments: list[Tree] = []
+
+
+class _Document(msgspec.Struct):
+    applications: Annotated[list[_Application], Meta(min_length=1)]
+
+
+def load_document(path: Path) -> tuple[Tree, dict[str, Tree]]:
+    """The `args` tree of Skipjoin's application in a Ray Serve config file, and its deployment options by
+    deployment name.
+
+    Raises ConfigError if the file cannot be read or holds no application.
+    """
+    try:
+        document = msgspec.convert(yaml.safe_load(path.read_text()), _Document)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: no Ray Serve config file with an application: {error}") from None
+    application = document.applications[0]
+    options = {entry.pop("name"): entry for entry in application.deployments}
+    return application.args or {}, options
+
+
+def to_yaml(config: Config) -> str:
+    """The effective tree, as it could be written under `args:`."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)

@@ -1,0 +1,94 @@
+"""The whole application in one process: real NATS, real HTTP, every service; only Ray Serve is left out."""
+
+import asyncio
+import re
+import socket
+from typing import Any, Self
+
+import httpx
+import uvicorn
+
+from services.gateway.service import GatewayService
+from services.kvcache.service import KVCacheService
+from services.profiler.service import ProfilerService
+from services.scheduler.service import SchedulerService
+from services.stage.service import StageService
+from shared.config import Config, Tree, parse
+from shared.nats_server import EmbeddedNats, with_embedded_address
+from shared.service import Service
+
+_BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{state="(held|moving)"')
+READY_TIMEOUT_S = 120.0
+PROFILE = {"prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3}
+"""A short grid: tests do not need a good fit."""
+
+
+class Application:
+    """An async context: ready inside, gone afterwards."""
+
+    def __init__(self, **sections: Any) -> None:
+        tree: Tree = {"profiler": PROFILE, **sections}
+        self.config: Config = with_embedded_address(parse(tree))
+        self.nats = EmbeddedNats(self.config.nats)
+        self.kvcache = KVCacheService(self.config)
+        self.scheduler = SchedulerService(self.config)
+        self.profiler = ProfilerService(self.config)
+        self.stages = [
+            StageService(self.config, index) for index in range(self.config.parallel.pipeline_stages)
+        ]
+        self.gateway = GatewayService(self.config)
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.gateway, self.profiler, self.scheduler, self.kvcache, *self.stages]
+
+    async def __aenter__(self) -> Self:
+        await asyncio.gather(*(service.start() for service in self.services))
+        await self._serve_http()
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=120)
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await self._wait_ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+        self._server.should_exit = True
+        await self._serving
+        for service in self.services:
+            service.check()
+        for service in self.services:
+            await service.stop()
+        self.nats.stop()
+
+    async def _serve_http(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        settings = uvicorn.Config(self.gateway.api, port=port, log_level="error", lifespan="off")
+        self._server = uvicorn.Server(settings)
+        self._serving = asyncio.create_task(self._server.serve())
+
+    async def _wait_ready(self) -> None:
+        hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.hello_all)
+        while not (self._server.started and self.gateway._engine.ready[0]):
+            await hellos.next()
+        await hellos.close()
+
+    async def metrics(self) -> dict[str, float]:
+        """Samples by `name{labels}`, as a scraper sees them."""
+        text = (await self.http.get("/metrics")).text
+        lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in lines}
+
+    async def settled(self) -> dict[str, float]:
+        """Metrics once no job is left and no block is held or moving. Raises TimeoutError if that never is."""
+        changes = await self.gateway.bus.subscribe(f"sj.v1.{self.config.app}.>", depth=65536)
+        async with asyncio.timeout(30):
+            while True:
+                metrics = await self.metrics()
+                busy = [name for name, value in metrics.items() if value and _BUSY.match(name)]
+                if not busy:
+                    await changes.close()
+                    return metrics
+                await changes.next()

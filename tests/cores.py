@@ -1,0 +1,183 @@
+"""The scheduler and KV-cache cores driven together under a virtual clock, with stages that only take time.
+
+Transfers complete when the test says so, so that every interleaving can be reached.
+"""
+
+import struct
+from collections.abc import Callable
+
+from services.kvcache.core import KVCache
+from services.scheduler.core import Scheduler
+from services.scheduler.job import Job
+from shared.clock import VirtualClock
+from shared.config import Config, parse
+from shared.costmodel import CostModel
+from shared.ids import JobId
+from shared.messages import (
+    Direction,
+    Directive,
+    FinishReason,
+    JobTokens,
+    Limits,
+    Sampling,
+    StepPlan,
+    StepResult,
+    Submit,
+)
+
+PER_TOKEN = CostModel(
+    prefill_a=0.0, prefill_b=0.1, prefill_c=0.0, decode_a=1.0, decode_b=0.0, decode_c=0.0, samples=1
+)
+"""Prefill takes 0.1 s a token, a decode iteration 1 s whatever is in it."""
+
+
+def create_config(**sections: dict[str, object]) -> Config:
+    return parse(sections)
+
+
+def create_submit(
+    job_id: int, *, prompt: int = 10, max_tokens: int = 2, stop: list[int] | None = None, **fields: object
+) -> Submit:
+    return Submit(
+        JobId(job_id),
+        "gateway",
+        list(range(prompt)),
+        max_tokens,
+        Sampling(temperature=0.0),
+        stop or [],
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+class Recorder:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, JobId, float]] = []
+        self.ends: dict[JobId, tuple[FinishReason, float]] = {}
+
+    def dispatched(self, job: Job, now: float) -> str | None:
+        self.events.append(("dispatched", job.job_id, now))
+        return None
+
+    def completed(self, job: Job, now: float) -> None:
+        self.events.append(("completed", job.job_id, now))
+
+    def preempted(self, job: Job, now: float) -> None:
+        self.events.append(("preempted", job.job_id, now))
+
+    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+        assert job.job_id not in self.ends, "a job ends once"
+        self.ends[job.job_id] = (reason, now)
+
+
+class Cores:
+    """One pipeline of pure cores."""
+
+    def __init__(self, config: Config, cost: CostModel = PER_TOKEN, copies: int = 1) -> None:
+        self.clock = VirtualClock()
+        self.recorder = Recorder()
+        capacity = config.kv.device_blocks * config.kv.block_size
+        self.scheduler = Scheduler(config, self.recorder, Limits(max_model_len=100_000, capacity=capacity))
+        self.scheduler.set_cost_model(cost)
+        self.kv = KVCache(config.kv, copies)
+        self.copies = copies
+        self.in_flight: list[StepPlan] = []
+        self.moving: list[Directive] = []
+        self.received: dict[JobId, list[int]] = {}
+        self.next_token: Callable[[JobId, int], int] = lambda job_id, position: 1000 + position
+
+    def submit(self, *submits: Submit) -> None:
+        for submit in submits:
+            assert self.scheduler.submit(submit, None, self.clock.now()) is None
+
+    def plan(self) -> bool:
+        """One round with the KV-cache manager; True if a step with jobs went out."""
+        request = self.scheduler.plan_request(self.clock.now())
+        if request is None:
+            return False
+        step = self.scheduler.dispatch(self.kv.plan(request), self.clock.now())
+        if step is None:
+            return False
+        self.moving += step.directives
+        if step.jobs:
+            self.in_flight.append(step)
+        self.check()
+        return bool(step.jobs)
+
+    def check(self) -> None:
+        """No block is lost, no job is in two batches, and no two of them or of the copies share a block."""
+        self.kv.check()
+        flying = [job for step in self.in_flight for job in step.jobs]
+        assert len(flying) == len({job.job_id for job in flying}), "a job is in two batches"
+        owners: dict[int, JobId] = {}
+        for job in flying:
+            table = struct.unpack(f"<{len(job.table) // 4}i", job.table)
+            assert len(table) * self.kv.block_size >= job.start + len(job.tokens), "the table is too short"
+            for block in table:
+                assert owners.setdefault(block, job.job_id) == job.job_id, f"block {block} has two owners"
+        for directive in self.moving:
+            for move in directive.moves:
+                first = move.src if directive.direction is Direction.OUT else move.dst
+                for block in range(first, first + move.count):
+                    owner = owners.setdefault(block, directive.job_id)
+                    assert owner == directive.job_id, f"block {block} is in use while it moves"
+
+    def finish_step(self, index: int = 0, error: str | None = None) -> None:
+        """The stages are done with a step; its own swap-ins must have been waited for."""
+        step = self.in_flight.pop(index)
+        for transfer_id in step.waits:
+            self.finish_transfer(transfer_id)
+        seconds = self.scheduler.cost.seconds(step.load())
+        self.clock.advance(seconds)
+        tokens = (
+            [] if error else [self.next_token(job.job_id, job.start + len(job.tokens)) for job in step.jobs]
+        )
+        result = StepResult(step.step_id, tokens, [seconds], [0.0], error)
+        for items in self.scheduler.complete(result, self.clock.now()).values():
+            self.receive(items)
+
+    def receive(self, items: list[JobTokens]) -> None:
+        for item in items:
+            have = self.received.setdefault(item.job_id, [])
+            assert item.start == len(have), "tokens arrive in order, none twice"
+            have += item.tokens
+
+    def finish_transfer(self, transfer_id: int) -> None:
+        for directive in [d for d in self.moving if d.transfer_id == transfer_id]:
+            self.moving.remove(directive)
+            for copy in range(self.copies):
+                self.kv.transfer_done(directive.transfer_id, copy, 0)
+            self.check()
+
+    def finish_all_transfers(self) -> None:
+        for directive in list(self.moving):
+            self.finish_transfer(directive.transfer_id)
+
+    def run(self, limit: int = 100_000) -> None:
+        """Until every job has ended."""
+        for _ in range(limit):
+            if not self.plan() and not self.in_flight:
+                if self.scheduler.unfinished == 0:
+                    break
+                assert self.moving, "work is pending and nothing moves: a stall"
+                self.finish_all_transfers()
+                continue
+            while self.plan():
+                pass
+            if self.in_flight:
+                self.finish_step()
+        assert self.scheduler.unfinished == 0, f"not done after {limit} iterations"
+        self.settle()
+
+    def settle(self) -> None:
+        """Let everything under way finish; then no block is held."""
+        self.finish_all_transfers()
+        self.plan()
+        self.kv.check()
+        occupancy = self.kv.occupancy()
+        assert occupancy["device"]["free"] == self.kv.device.total
+        assert occupancy["host"]["free"] == self.kv.host.total
+
+    def completion_times(self) -> list[float]:
+        return [self.recorder.ends[job_id][1] for job_id in sorted(self.recorder.ends)]

@@ -1,0 +1,66 @@
+"""Random histories of both cores together: nothing is lost, nobody waits for ever, each stream is exact."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.ids import JobId
+from shared.messages import FinishReason
+from tests.cores import Cores, create_config, create_submit
+
+ACTIONS = st.sampled_from(["submit", "submit", "plan", "plan", "step", "step", "transfer", "abort", "fail"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    data=st.data(),
+    policy=st.sampled_from(["skip-join", "fcfs"]),
+    mode=st.sampled_from(["reactive", "recompute"]),
+    host=st.sampled_from([0, 3, 10, 100]),
+    stages=st.integers(1, 3),
+    batch=st.integers(1, 6),
+)
+def test_random_histories(
+    data: st.DataObject, policy: str, mode: str, host: int, stages: int, batch: int
+) -> None:
+    config = create_config(
+        scheduler={"policy": policy, "max_batch_size": batch, "max_batch_tokens": 64, "starvation_s": 20.0},
+        kv={"block_size": 4, "device_blocks": 8, "host_blocks": host, "swap_mode": mode},
+        parallel={"pipeline_stages": stages},
+    )
+    cores = Cores(config, copies=stages)
+    submitted: dict[JobId, tuple[int, int]] = {}
+    disturbed: set[JobId] = set()
+    for action in data.draw(st.lists(ACTIONS, min_size=40, max_size=120)):
+        match action:
+            case "submit":
+                prompt, output = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 12))
+                submit = create_submit(len(submitted), prompt=prompt, max_tokens=output)
+                submitted[submit.job_id] = (prompt, output)
+                cores.submit(submit)
+            case "plan":
+                cores.plan()
+            case "step" | "fail" if cores.in_flight:
+                index = data.draw(st.integers(0, len(cores.in_flight) - 1))
+                failed = action == "fail"
+                if failed:
+                    disturbed |= {job.job_id for job in cores.in_flight[index].jobs}
+                cores.finish_step(index, error="boom" if failed else None)
+            case "transfer" if cores.moving:
+                moving = data.draw(st.sampled_from(cores.moving))
+                cores.finish_transfer(moving.transfer_id)
+            case "abort" if submitted:
+                job_id = data.draw(st.sampled_from(sorted(submitted)))
+                if job_id not in cores.recorder.ends:
+                    disturbed.add(job_id)
+                cores.scheduler.abort([job_id], cores.clock.now())
+            case _:
+                pass
+        assert all(len(step.jobs) <= batch for step in cores.in_flight)
+    cores.run()
+    assert set(cores.recorder.ends) == set(submitted)
+    for job_id, (prompt, output) in submitted.items():
+        expected = [1000 + prompt + index for index in range(output)]
+        received = cores.received.get(job_id, [])
+        assert received == expected[: len(received)]
+        if job_id not in disturbed:
+            assert received == expected and cores.recorder.ends[job_id][0] is FinishReason.LENGTH

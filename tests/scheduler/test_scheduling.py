@@ -1,0 +1,209 @@
+"""What the scheduler promises, beyond the paper's example."""
+
+import pytest
+
+from shared.ids import JobId
+from shared.messages import FinishReason, Refused
+from tests.cores import Cores, create_config, create_submit
+
+
+def create_cores(**scheduler: object) -> Cores:
+    return Cores(create_config(scheduler={"starvation_s": 1e9, **scheduler}))
+
+
+def order_of_ends(cores: Cores) -> list[int]:
+    return sorted(cores.recorder.ends, key=lambda job_id: cores.recorder.ends[job_id][1])
+
+
+@pytest.mark.parametrize(("policy", "first"), [("skip-join", 2), ("fcfs", 1)])
+def test_a_short_request_and_a_long_answer_that_runs(policy: str, first: int) -> None:
+    cores = create_cores(policy=policy, max_batch_size=1)
+    cores.submit(create_submit(1, max_tokens=200))
+    for _ in range(20):
+        cores.plan()
+        cores.finish_step()
+    cores.submit(create_submit(2, max_tokens=8))
+    cores.run()
+    assert order_of_ends(cores)[0] == first
+
+
+def test_preemption_is_at_every_token() -> None:
+    """The newcomer runs in the very next iteration, not after a quantum."""
+    cores = create_cores(max_batch_size=1)
+    cores.submit(create_submit(1, max_tokens=100))
+    for _ in range(10):
+        cores.plan()
+        cores.finish_step()
+    cores.submit(create_submit(2, max_tokens=2))
+    cores.plan()
+    assert [job.job_id for job in cores.in_flight[0].jobs] == [2]
+    assert ("preempted", JobId(1), cores.clock.now()) in cores.recorder.events
+
+
+def test_a_preempted_job_keeps_its_place_and_a_demoted_one_goes_to_the_tail() -> None:
+    cores = create_cores(max_batch_size=1, levels=4)
+    policy = cores.scheduler.policy
+    cores.submit(*(create_submit(number, prompt=20, max_tokens=50) for number in (1, 2, 3)))  # 2 s: all in Q2
+    cores.plan()
+    assert [job.job_id for job in policy.ordered(0.0)] == [1, 2, 3]
+    cores.finish_step()  # 1 has used its 2 s: demoted
+    assert [job.job_id for job in policy.ordered(cores.clock.now())] == [2, 3, 1]
+    cores.submit(create_submit(4, prompt=10, max_tokens=1))  # 1 s: Q1, preempts
+    cores.plan()
+    assert [job.job_id for job in policy.ordered(cores.clock.now())] == [4, 2, 3, 1]
+
+
+def test_skip_join_places_by_the_first_iteration() -> None:
+    cores = create_cores(levels=5)
+    for number, tokens in enumerate((10, 11, 20, 21, 160, 1000)):
+        cores.submit(create_submit(number, prompt=tokens))
+    levels = {job.job_id: job.level for job in cores.scheduler.policy.ordered(0.0)}
+    assert levels == {0: 0, 1: 1, 2: 1, 3: 2, 4: 4, 5: 4}
+
+
+def test_a_job_that_never_ran_starves_from_its_arrival_and_is_promoted_with_enough_quantum() -> None:
+    cores = create_cores(starvation_s=5.0, max_batch_size=1, levels=8)
+    cores.submit(create_submit(1, prompt=100))  # 10 s: far down
+    arrived = cores.clock.now()
+    number = 10
+    while ("dispatched", JobId(1), cores.clock.now()) not in cores.recorder.events:
+        cores.submit(create_submit(number, prompt=10, max_tokens=1))  # 1 s each, always ahead of it
+        number += 1
+        cores.plan()
+        if any(job.job_id == 1 for job in cores.in_flight[0].jobs):
+            break
+        cores.finish_step()
+        assert cores.clock.now() - arrived < 8.0, "waited longer than alpha and one iteration"
+    (job,) = [job for job in cores.scheduler.policy.ordered(cores.clock.now()) if job.job_id == 1]
+    assert job.level == 0 and job.quantum >= 10.0
+
+
+def test_time_waited_at_the_gateway_counts() -> None:
+    cores = create_cores(starvation_s=5.0)
+    cores.submit(create_submit(1, prompt=100, waited=6.0))
+    assert [job.level for job in cores.scheduler.policy.ordered(0.0)] == [0]
+
+
+def test_token_budget_leaves_the_second_prompt_out_but_takes_decodes() -> None:
+    cores = create_cores(max_batch_tokens=100, policy="fcfs")
+    cores.submit(create_submit(1, prompt=10, max_tokens=9))
+    cores.plan()
+    cores.finish_step()
+    cores.submit(create_submit(2, prompt=90), create_submit(3, prompt=90))
+    cores.plan()
+    assert [job.job_id for job in cores.in_flight[0].jobs] == [1, 2]
+
+
+def test_one_prompt_over_the_token_budget_still_runs_alone() -> None:
+    cores = create_cores(max_batch_tokens=16)
+    cores.submit(create_submit(1, prompt=300), create_submit(2, prompt=300))
+    cores.run()
+    assert len(cores.received[JobId(1)]) == len(cores.received[JobId(2)]) == 2
+
+
+def test_stop_token_ends_a_job_and_is_reported() -> None:
+    cores = create_cores()
+    cores.submit(create_submit(1, prompt=10, max_tokens=50, stop=[1012]))
+    cores.run()
+    assert cores.received[JobId(1)] == [1010, 1011, 1012]
+    assert cores.recorder.ends[JobId(1)][0] is FinishReason.STOP
+
+
+def test_resubmitted_job_goes_on_where_it_was() -> None:
+    cores = create_cores()
+    cores.received[JobId(1)] = [7, 8]
+    cores.submit(create_submit(1, prompt=10, max_tokens=4, output=[7, 8]))
+    cores.plan()
+    assert cores.in_flight[0].jobs[0].tokens == [*range(10), 7, 8]
+    cores.run()
+    assert cores.received[JobId(1)] == [7, 8, 1012, 1013]
+
+
+def test_a_job_submitted_twice_runs_once_and_its_missed_tokens_can_be_had() -> None:
+    cores = create_cores()
+    submit = create_submit(1, max_tokens=5)
+    cores.submit(submit)
+    cores.plan()
+    cores.finish_step()
+    cores.submit(submit)
+    assert cores.scheduler.unfinished == 1
+    missed = cores.scheduler.tokens_from(JobId(1), 0)
+    assert missed is not None and missed.tokens == [1010]
+    assert cores.scheduler.tokens_from(JobId(1), 1) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": 0}, {"max_tokens": 0}, {"prompt": 20_000}, {"max_tokens": 20_000}]
+)
+def test_what_can_never_run_is_refused(fields: dict[str, int]) -> None:
+    cores = create_cores()
+    answer = cores.scheduler.submit(create_submit(1, **fields), None, 0.0)
+    assert isinstance(answer, Refused) and not answer.retryable and answer.param in ("prompt", "max_tokens")
+
+
+@pytest.mark.parametrize("when", ["queued", "in flight", "preempted"])
+def test_abort_in_every_state_returns_everything(when: str) -> None:
+    cores = create_cores(max_batch_size=1)
+    cores.submit(create_submit(1, max_tokens=50))
+    if when != "queued":
+        cores.plan()
+    if when == "preempted":
+        cores.finish_step()
+        cores.submit(create_submit(2, max_tokens=3))
+        cores.plan()
+    cores.scheduler.abort([JobId(1), JobId(99)], cores.clock.now())
+    cores.run()
+    assert cores.recorder.ends[JobId(1)][0] is FinishReason.ABORT
+    assert len(cores.received.get(JobId(1), [])) == (1 if when == "preempted" else 0)
+
+
+def test_abort_between_plan_and_dispatch_does_not_stall_the_others() -> None:
+    cores = create_cores(max_batch_size=1)
+    cores.submit(create_submit(1), create_submit(2))
+    request = cores.scheduler.plan_request(0.0)
+    assert request is not None
+    reply = cores.kv.plan(request)
+    cores.scheduler.abort([JobId(1)], 0.0)
+    assert cores.scheduler.dispatch(reply, 0.0) is None
+    cores.run()
+    assert len(cores.received[JobId(2)]) == 2
+
+
+def test_a_failed_step_is_recomputed_once_and_then_told_to_the_client() -> None:
+    cores = create_cores()
+    cores.submit(create_submit(1, max_tokens=5))
+    cores.plan()
+    cores.finish_step()
+    cores.plan()
+    cores.finish_step(error="out of memory")
+    cores.plan()
+    assert cores.in_flight[0].jobs[0].tokens == [*range(10), 1010], "recomputed from its tokens"
+    cores.finish_step(error="out of memory")
+    assert cores.recorder.ends[JobId(1)][0] is FinishReason.ERROR
+    cores.settle()
+
+
+def test_a_new_epoch_recomputes_without_losing_or_doubling_a_token() -> None:
+    cores = create_cores()
+    cores.submit(*(create_submit(number, max_tokens=6) for number in range(5)))
+    for _ in range(3):
+        cores.plan()
+        cores.finish_step()
+    cores.plan()
+    late = cores.in_flight.pop()
+    cores.scheduler.lose_kv(cores.clock.now())
+    cores.kv = type(cores.kv)(create_config().kv, 1)
+    cores.run()
+    assert late.jobs and all(cores.received[JobId(number)] == list(range(1010, 1016)) for number in range(5))
+
+
+def test_with_several_batches_in_flight_no_job_is_in_two() -> None:
+    cores = Cores(create_config(parallel={"pipeline_stages": 3}, scheduler={"max_batch_size": 8}), copies=3)
+    cores.submit(*(create_submit(number, max_tokens=9) for number in range(10)))
+    for _ in range(12):
+        while cores.plan():
+            pass
+        flying = [job.job_id for step in cores.in_flight for job in step.jobs]
+        assert len(flying) == len(set(flying)) and len(cores.in_flight) == 3
+        cores.finish_step()
+    cores.run()

@@ -1,0 +1,155 @@
+"""A scheduler, a KV manager and a bus in miniature: drives the runners of all stages in one process."""
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from services.stage.runner import StageRunner, StepOutput
+from services.stage.transport import ActivationTransport
+from shared.config import Config, KVConfig, ModelConfig, ParallelConfig, StageConfig
+from shared.ids import BlockId, JobId, StepId, TransferId
+from shared.messages import Direction, Directive, Move, Sampling, StepJob, StepPlan, Transferred
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(eq=False)
+class Job:
+    """tokens: prompt and output; computed: how many of them have KV; blocks: in the tier where it is"""
+
+    id: JobId
+    prompt: list[int]
+    sampling: Sampling = GREEDY
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def left_to_compute(self) -> int:
+        return len(self.tokens) - self.computed
+
+
+def make_config(folder: Path, *, stages: int = 1, **kv: object) -> Config:
+    options = {"block_size": 4, "device_blocks": 64, "host_blocks": 64} | kv
+    return Config(
+        model=ModelConfig(path=str(folder), device="cpu"),
+        kv=KVConfig(**options),
+        parallel=ParallelConfig(pipeline_stages=stages),
+        stage=StageConfig(inline_bytes=512),  # so that decodes go inline and prefills through shared memory
+    )
+
+
+class Pipeline:
+    """Blocks are handed out in scrambled order, so that no table is contiguous by luck."""
+
+    def __init__(self, config: Config, folder: Path, seed: int = 3) -> None:
+        stages = config.parallel.pipeline_stages
+        self.failures: list[Exception] = []
+        self.transferred: list[Transferred] = []
+        self._lock = threading.Lock()
+        self.runners = [
+            StageRunner(
+                config,
+                stage,
+                folder,
+                on_transferred=self._note,
+                on_copy_error=lambda _, e: self.failures.append(e),
+            )
+            for stage in range(stages)
+        ]
+        self.transport = ActivationTransport(config.stage)
+        self.block_size = config.kv.block_size
+        shuffle = random.Random(seed)
+        self.free_device = list(range(config.kv.device_blocks))
+        self.free_host = list(range(config.kv.host_blocks))
+        shuffle.shuffle(self.free_device)
+        shuffle.shuffle(self.free_host)
+        self._ids = iter(range(1, 1_000_000))
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for runner in self.runners:
+            runner.close()
+        self.transport.close()
+
+    def new_job(self, prompt: list[int], sampling: Sampling = GREEDY) -> Job:
+        return Job(JobId(next(self._ids)), prompt, sampling, tokens=list(prompt))
+
+    def step(
+        self,
+        shares: Sequence[tuple[Job, int]],
+        directives: Sequence[Directive] = (),
+        waits: Sequence[TransferId] = (),
+    ) -> list[StepOutput]:
+        """Compute so many tokens of each job on all stages; jobs that then have all computed get one more."""
+        plan = self.plan(shares, directives, waits)
+        outputs: list[StepOutput] = []
+        hidden = None
+        for runner in self.runners:
+            output = runner.step(plan, hidden)
+            outputs.append(output)
+            if output.hidden is not None:
+                hidden = self.transport.unpack(self.transport.pack(output.hidden))
+        drawn = iter(outputs[-1].tokens)
+        for job, count in shares:
+            job.computed += count
+            if job.left_to_compute == 0:
+                job.tokens.append(next(drawn))
+        assert next(drawn, None) is None
+        return outputs
+
+    def plan(
+        self, shares: Sequence[tuple[Job, int]], directives: Sequence[Directive], waits: Sequence[TransferId]
+    ) -> StepPlan:
+        jobs: list[StepJob] = []
+        for job, count in shares:
+            self._grow(job, job.computed + count)
+            jobs.append(
+                StepJob(
+                    job.id,
+                    job.tokens[job.computed : job.computed + count],
+                    job.computed,
+                    np.array(job.blocks, "<i4").tobytes(),
+                    job.sampling if count == job.left_to_compute else None,
+                )
+            )
+        return StepPlan(StepId(next(self._ids)), jobs, list(directives), list(waits))
+
+    def swap_out(self, job: Job) -> tuple[Directive, list[int]]:
+        """The directive, and the device blocks that are free once it is done."""
+        left = job.blocks
+        job.blocks = [self.free_host.pop() for _ in left]
+        return self._directive(job, Direction.OUT, left), left
+
+    def swap_in(self, job: Job) -> Directive:
+        """Into whatever device blocks are free now."""
+        left = job.blocks
+        job.blocks = [self.free_device.pop() for _ in left]
+        self.free_host += left
+        return self._directive(job, Direction.IN, left)
+
+    def wait(self, directive: Directive) -> None:
+        for runner in self.runners:
+            runner._copier.wait([directive.transfer_id])
+
+    def _directive(self, job: Job, direction: Direction, sources: list[int]) -> Directive:
+        moves = [Move(BlockId(a), BlockId(b), 1) for a, b in zip(sources, job.blocks, strict=True)]
+        return Directive(TransferId(next(self._ids)), job.id, direction, moves)
+
+    def _grow(self, job: Job, context: int) -> None:
+        while len(job.blocks) * self.block_size < context:
+            job.blocks.append(self.free_device.pop())
+
+    def _note(self, transferred: Transferred) -> None:
+        with self._lock:
+            self.transferred.append(transferred)
