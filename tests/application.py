@@ -82,7 +82,7 @@ class Application:
         return {name: float(value) for name, value in lines}
 
     async def settled(self) -> dict[str, float]:
-        """Metrics once no job is left and no block is held or moving. Raises TimeoutError if that never is."""
+        """Metrics once no job is left and no block is held or moving. TimeoutError if that never is."""
         changes = await self.gateway.bus.subscribe(f"sj.v1.{self.config.app}.>", depth=65536)
         async with asyncio.timeout(30):
             while True:

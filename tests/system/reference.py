@@ -10,18 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 TIE = 1e-3
 """Log-probabilities closer than this may swap places: the order of additions differs with the batch."""
 
-WORDS = "river mountain number engine orchard winter signal harbour copper letter".split()  # noqa: SIM905
-    "river",
-    "mountain",
-    "number",
-    "engine",
-    "orchard",
-    "winter",
-    "signal",
-    "harbour",
-    "copper",
-    "letter",
-]
+WORDS = ("river", "mountain", "number", "engine", "orchard", "winter", "signal", "harbour", "copper")
 
 
 def make_prompt(index: int) -> str:
