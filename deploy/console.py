@@ -73,6 +73,8 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
     embedded = config.nats.url is None
     if embedded:
         config = with_embedded_address(config)
+    else:
+        await _check_external_nats(config)
     environment = haproxy_environment()
     os.environ.update(environment)
     application = _Application(config, overrides, embedded)
@@ -90,6 +92,12 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
         await asyncio.to_thread(application.stop)
         shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
     return 0
+
+
+async def _check_external_nats(config: Config) -> None:
+    """Raises BusClosed now, instead of in every deployment half a minute later."""
+    bus = await Bus.connect(config.nats, Subjects(config.app), "console", Registry(), patience=5.0)
+    await bus.close()
 
 
 async def _start(application: "_Application") -> None:

@@ -27,6 +27,9 @@ log = logging.getLogger("skipjoin.bus")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+CONNECT_PATIENCE_S = 30.0
+"""Services start in any order, the embedded server among them."""
+
 _TRACE = "traceparent"
 _HEADER_OVERHEAD = len("NATS/1.0\r\n\r\n") + len(": \r\n")
 
@@ -135,15 +138,24 @@ class Bus:
         )
 
     @classmethod
-    async def connect(cls, config: NatsConfig, subjects: Subjects, service: str, registry: Registry) -> "Bus":
-        """Connect, waiting up to 30 s for a server that is still starting.
+    async def connect(
+        cls,
+        config: NatsConfig,
+        subjects: Subjects,
+        service: str,
+        registry: Registry,
+        patience: float = CONNECT_PATIENCE_S,
+    ) -> "Bus":
+        """Connect, waiting up to `patience` seconds for a server that is still starting.
 
         Raises BusClosed if the server cannot be reached, and at once if it refuses the credentials.
         """
         bus = cls(subjects, service, registry)
         connecting = asyncio.ensure_future(bus._connect(config))
         refused = asyncio.ensure_future(bus._refused.wait())
-        done, _ = await asyncio.wait({connecting, refused}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {connecting, refused}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+        )
         refused.cancel()
         if connecting in done and connecting.exception() is None and bus._failure is None:
             bus._connected_once = True
@@ -153,7 +165,9 @@ class Bus:
         await bus.close()
         if refused in done:
             cause = "it refused the credentials"
-        raise BusClosed(f"cannot connect to NATS at {config.url}: {cause or 'no answer within 30 s'}")
+        raise BusClosed(
+            f"cannot connect to NATS at {config.url}: {cause or 'no answer within {patience:.0f} s'}"
+        )
 
     async def _connect(self, config: NatsConfig) -> None:
         options: dict[str, Any] = {

@@ -21,13 +21,14 @@ _BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{state="(held|moving)"')
 READY_TIMEOUT_S = 120.0
 PROFILE = {"prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3}
 """A short grid: tests do not need a good fit."""
+SMALL_POOLS = {"device_blocks": 128, "host_blocks": 128}
 
 
 class Application:
     """An async context: ready inside, gone afterwards."""
 
     def __init__(self, **sections: Any) -> None:
-        tree: Tree = {"profiler": PROFILE, **sections}
+        tree: Tree = {"profiler": PROFILE, "kv": SMALL_POOLS, **sections}
         self.config: Config = with_embedded_address(parse(tree))
         self.nats = EmbeddedNats(self.config.nats)
         self.kvcache = KVCacheService(self.config)

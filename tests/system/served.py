@@ -1,0 +1,77 @@
+"""`skipjoin serve` as a user runs it: a process in the foreground, with Ray, HAProxy and NATS below it."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+_MARK = "SKIPJOIN_TEST_MARK"
+
+
+class ServedApplication:
+    """Ready inside the context; `stop` sends SIGINT and waits."""
+
+    def __init__(self, *assignments: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._mark = secrets.token_hex(8)
+        command = [str(Path(sys.executable).with_name("skipjoin")), "serve", "--set", f"gateway.port={port}"]
+        for assignment in assignments:
+            command += ["--set", assignment]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, _MARK: self._mark},
+        )
+        self.output: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output.append(line)
+            if "Ctrl-C stops it" in line:
+                self._ready.set()
+        self._ready.set()  # it ended: nobody needs to wait any longer
+
+    def __enter__(self) -> Self:
+        self._ready.wait(START_TIMEOUT_S)
+        assert self.process.poll() is None and "Ctrl-C" in "".join(self.output), "".join(self.output)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_for_end(self) -> int:
+        status = self.process.wait(START_TIMEOUT_S)
+        self._reader.join(10)
+        return status
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def survivors(self) -> list[str]:
+        """Command lines of processes that were started by this one and still run."""
+        found: list[str] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{_MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it has ended, or is not ours
+        return found

@@ -1,0 +1,89 @@
+"""The real thing: Ray Serve, HAProxy ingress, NATS, the embedded model, the official client."""
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.system.served import ServedApplication
+
+pytestmark = pytest.mark.system
+MODEL = "SmolLM2-135M-Instruct"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedApplication]:
+    with ServedApplication("kv.device_blocks=64", "kv.host_blocks=64") as application:
+        yield application
+
+
+@pytest.fixture
+def client(served: ServedApplication) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def test_streamed_and_whole_answers_are_the_same_and_say_paris(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,  # type: ignore[arg-type]
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content and "Paris" in text
+    assert chunks[-1].usage == whole.usage
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
+
+
+def test_text_reaches_the_client_while_the_answer_is_being_made(client: openai.OpenAI) -> None:
+    """Nothing between the stage and the client collects tokens into larger pieces."""
+    stream = client.completions.create(
+        model=MODEL, prompt="Once upon a time", max_tokens=20, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert len([chunk for chunk in stream if chunk.choices[0].text]) >= 15
+
+
+def test_errors_come_through_the_ingress_in_openais_form(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens") as caught:
+        client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=100_000, stream=True)  # type: ignore[arg-type]
+    assert caught.value.param in ("max_tokens", "max_completion_tokens")
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.chat.completions.create(model="no-such-model", messages=QUESTION)  # type: ignore[arg-type]
+    assert client.models.list().data[0].id == MODEL
+
+
+def test_health_ready_and_the_metrics_of_every_service(served: ServedApplication) -> None:
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{served.url}/ready").status_code == 200
+    text = httpx.get(f"{served.url}/metrics").text
+    for service in ("scheduler", "kvcache", "profiler", "stage0"):
+        assert f'skipjoin_up{{service="{service}"}} 1.0' in text
+    assert 'skipjoin_kv_blocks{state="free",tier="device"} 64.0' in text
+
+
+def test_interrupt_ends_it_cleanly_and_leaves_no_process(served: ServedApplication) -> None:
+    """Last in this file: it ends the application."""
+    assert served.survivors()
+    assert served.stop() == 0, "".join(served.output)
+    assert served.survivors() == []
+
+
+@pytest.mark.parametrize(
+    ("assignment", "cause"),
+    [
+        ("model.path=/no/such/folder", "/no/such/folder"),
+        ("nats.url=nats://127.0.0.1:1", "cannot connect to NATS at nats://127.0.0.1:1"),
+        ("kv.device_blocks=100000000", "kv.device_blocks"),
+    ],
+)
+def test_a_start_that_fails_ends_with_the_cause(assignment: str, cause: str) -> None:
+    application = ServedApplication(assignment)
+    status = application.wait_for_end()
+    assert status == 1
+    assert cause in "".join(application.output[-40:])
+    assert application.survivors() == []
