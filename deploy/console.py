@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -51,11 +52,26 @@ def serve(config: Config, overrides: dict[str, Tree]) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status: 0 after a clean stop, 1 if the start failed."""
     console = Console()
     try:
+        _check_port(config)
         _prepare_model(config, console)
         return asyncio.run(_serve(config, overrides, console))
     except SkipjoinError as error:
         sys.stderr.write(f"skipjoin: {error}\n")
         return 1
+
+
+def _check_port(config: Config) -> None:
+    """Raises StartFailed if somebody else listens where HTTP is to listen."""
+    gateway = config.gateway
+    family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((gateway.host, gateway.port))
+        except OSError as error:
+            raise StartFailed(
+                f"gateway.port: cannot listen on {gateway.host}:{gateway.port} ({error.strerror})"
+            ) from None
 
 
 def _prepare_model(config: Config, console: Console) -> None:
@@ -154,7 +170,7 @@ class _Application:
         if application is None or application.status != ApplicationStatus.DEPLOY_FAILED:
             return None
         causes = [
-            f"{name}: {deployment.message}"
+            f"{name}: {_last_line(deployment.message)}"
             for name, deployment in application.deployments.items()
             if deployment.status == "DEPLOY_FAILED"
         ]
@@ -165,11 +181,16 @@ class _Application:
         from ray import serve
 
         if ray.is_initialized():
-            # Ray prints the controller's own end as a failed task.
-            with contextlib.redirect_stderr(io.StringIO()):
+            # Ray reports the end of its own controller as a failed task, on standard output.
+            with contextlib.redirect_stdout(io.StringIO()):
                 serve.delete(self._config.app)
                 serve.shutdown()
                 ray.shutdown()
+
+
+def _last_line(message: str) -> str:
+    """Of a traceback that Serve passes on: the error itself. All of it is in Ray's log folder."""
+    return message.strip().rsplit("\n", 1)[-1]
 
 
 async def _wait_ready(

@@ -67,3 +67,7 @@ class CheckpointError(SkipjoinError):
 
 class KVCapacityError(SkipjoinError):
     """A KV tier cannot be created or can never hold what was asked of it."""
+
+
+class CopyFailed(SkipjoinError):
+    """A KV transfer did not happen: the blocks at its destination are not to be read."""

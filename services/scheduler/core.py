@@ -111,6 +111,10 @@ class Scheduler:
             if job is not None:
                 self._end(job, FinishReason.ABORT, now)
 
+    def abort_receiver(self, receiver: str, now: float) -> None:
+        """End all jobs of a gateway that is gone."""
+        self.abort([job.job_id for job in self._jobs.values() if job.reply_to == receiver], now)
+
     def set_cost_model(self, cost: CostModel) -> None:
         self.cost = cost
         self.policy.set_cost_model(cost)

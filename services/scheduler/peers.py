@@ -1,4 +1,4 @@
-"""Which services the scheduler depends on, whether they are there, and whether one was restarted."""
+"""Who else is there: the services that the scheduler depends on, and those whose jobs it runs."""
 
 import math
 
@@ -44,3 +44,24 @@ class Peers:
         return Limits(
             min(limits.max_model_len for limits in stated), min(limits.capacity for limits in stated)
         )
+
+
+class Receivers:
+    """Gateways, and the profiler: whoever submits jobs and waits for their tokens."""
+
+    SERVICES = ("gateway", "profiler")
+
+    def __init__(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._seen: dict[str, float] = {}
+
+    def hear(self, hello: Hello, now: float) -> None:
+        if hello.service in self.SERVICES:
+            self._seen[hello.instance] = now
+
+    def take_lost(self, now: float) -> list[str]:
+        """Instances that have gone silent; each is named once. Nobody reads their jobs' tokens any more."""
+        lost = [name for name, seen in self._seen.items() if now - seen > self._lost_after_s]
+        for name in lost:
+            del self._seen[name]
+        return lost

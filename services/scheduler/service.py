@@ -10,7 +10,7 @@ import asyncio
 
 from services.scheduler.core import Scheduler
 from services.scheduler.observer import JobSpans
-from services.scheduler.peers import Peers
+from services.scheduler.peers import Peers, Receivers
 from shared.bus import Delivery
 from shared.clock import next_epoch
 from shared.config import Config
@@ -34,6 +34,8 @@ from shared.messages import (
 from shared.service import HELLO_STALE_S, Service
 
 PLAN_TIMEOUT_S = 10.0
+RECEIVER_LOST_S = 15.0
+"""A gateway silent for this long has crashed; a mere reconnect to NATS takes less."""
 
 
 class Superseded(SkipjoinError):
@@ -47,6 +49,7 @@ class SchedulerService(Service):
         super().__init__(config, "scheduler")
         stages = [f"stage{index}" for index in range(config.parallel.pipeline_stages)]
         self._peers = Peers(["kvcache", *stages], HELLO_STALE_S)
+        self._receivers = Receivers(RECEIVER_LOST_S)
         self._wake = asyncio.Event()
         self._last_progress = self.clock.now()
         self._profiled = False
@@ -103,6 +106,7 @@ class SchedulerService(Service):
 
     def _hear(self, hello: Hello) -> None:
         now = self.clock.now()
+        self._receivers.hear(hello, now)
         complete_before = not self._peers.missing(now)
         if self._peers.hear(hello, now):
             self.log.warning("%s was restarted", hello.service)
@@ -127,7 +131,13 @@ class SchedulerService(Service):
         self._last_progress = self.clock.now()
 
     async def _watch(self) -> None:
-        """Re-drive everything when work is pending and nothing has come back for too long."""
+        """End what nobody waits for; re-drive everything when no step has come back for too long."""
+        now = self.clock.now()
+        for receiver in self._receivers.take_lost(now):
+            self.log.warning("receiver %s is gone, its jobs end", receiver)
+            if self._core is not None:
+                self._core.abort_receiver(receiver, now)
+                self._wake.set()
         if self._core is None or self._core.unfinished == 0:
             self._progress()
         elif self.clock.now() - self._last_progress > self.config.scheduler.step_timeout_s:

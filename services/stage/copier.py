@@ -20,7 +20,7 @@ import torch
 
 from services.stage.copy_engines import engine_for
 from services.stage.tiers import Tiers
-from shared.errors import SkipjoinError
+from shared.errors import CopyFailed
 from shared.ids import TransferId
 from shared.messages import Direction, Directive, Transferred
 
@@ -28,10 +28,6 @@ log = logging.getLogger("skipjoin.stage")
 
 _REMEMBERED = 65536
 """Finished transfers that `wait` still recognises; a step waits for recent ones only."""
-
-
-class CopyFailed(SkipjoinError):
-    """A transfer did not happen: the blocks at its destination are not to be read."""
 
 
 @dataclass(slots=True, eq=False)

@@ -18,8 +18,8 @@ from services.stage.runner import StageRunner, StepOutput
 from services.stage.transport import ActivationTransport
 from shared.bus import Delivery, Subscription
 from shared.config import Config
-from shared.errors import SkipjoinError
-from shared.ids import Epoch, TransferId
+from shared.errors import CopyFailed
+from shared.ids import Epoch
 from shared.messages import (
     Hello,
     Limits,
@@ -79,8 +79,10 @@ class StageService(Service):
             self.config,
             self._index,
             folder,
-            on_transferred=lambda done: self._put_transfer(done),
-            on_copy_error=lambda transfer_id, error: self._put_transfer(CopyBroken(transfer_id, error)),
+            on_transferred=self._put_transfer,
+            on_copy_error=lambda transfer_id, error: self._put_transfer(
+                CopyFailed(f"transfer {transfer_id} failed: {error!r}")
+            ),
             progress=self._report_from_thread,
         )
 
@@ -206,7 +208,7 @@ class StageService(Service):
     async def _report_transfers(self) -> None:
         """Acknowledge copies, all that are waiting in one message.
 
-        Raises CopyBroken: the manager would wait for ever, so this stage must be replaced.
+        Raises CopyFailed: the manager would wait for ever, so this stage must be replaced.
         """
         while True:
             done = [await self._transfers.get()]
@@ -219,10 +221,3 @@ class StageService(Service):
                 self._copy_seconds.labels(self._index, item.direction.value).inc(item.seconds)
                 finished.append(item)
             await self.bus.publish(self.bus.subjects.transfer_done, TransferDone(self._index, finished))
-
-
-class CopyBroken(SkipjoinError):
-    """A KV copy failed on this stage."""
-
-    def __init__(self, transfer_id: TransferId, cause: Exception) -> None:
-        super().__init__(f"transfer {transfer_id} failed: {cause!r}")

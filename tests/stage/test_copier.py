@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from services.stage.copier import Copier, CopyFailed
+from services.stage.copier import Copier
 from services.stage.tiers import Tiers
 from shared.ids import BlockId, JobId, TransferId
 from shared.messages import Direction, Directive, Move, Transferred

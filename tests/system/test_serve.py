@@ -1,5 +1,6 @@
 """The real thing: Ray Serve, HAProxy ingress, NATS, the embedded model, the official client."""
 
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -85,5 +86,15 @@ def test_a_start_that_fails_ends_with_the_cause(assignment: str, cause: str) -> 
     application = ServedApplication(assignment)
     status = application.wait_for_end()
     assert status == 1
-    assert cause in "".join(application.output[-40:])
+    assert cause in "".join(application.output[-3:])
     assert application.survivors() == []
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        application = ServedApplication(f"gateway.port={port}")
+        assert application.wait_for_end() == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in application.output[-1]
