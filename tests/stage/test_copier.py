@@ -7,6 +7,7 @@ import torch
 
 from services.stage.copier import Copier
 from services.stage.tiers import Tiers
+from shared.errors import CopyFailed
 from shared.ids import BlockId, JobId, TransferId
 from shared.messages import Direction, Directive, Move, Transferred
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.stage.copier import CopyFailed
 from shared.config import Config, KVConfig, ModelConfig
-from shared.errors import ConfigError, KVCapacityError
+from shared.errors import ConfigError, CopyFailed, KVCapacityError
 from shared.ids import TransferId
 from shared.messages import Sampling
 

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.system.served import ServedApplication
+from loadgen.served import ServedApplication
 
 pytestmark = pytest.mark.system
 MODEL = "SmolLM2-135M-Instruct"

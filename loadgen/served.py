@@ -1,4 +1,7 @@
-"""`skipjoin serve` as a user runs it: a process in the foreground, with Ray, HAProxy and NATS below it."""
+"""`skipjoin serve` as a user runs it: a process in the foreground, with Ray, HAProxy and NATS below it.
+
+For benchmarks that compare configurations in one run, and for the system tests.
+"""
 
 import os
 import secrets
@@ -12,7 +15,7 @@ from typing import Self
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
-_MARK = "SKIPJOIN_TEST_MARK"
+_MARK = "SKIPJOIN_SERVED_MARK"
 
 
 class ServedApplication:
