@@ -247,7 +247,7 @@ def base_url(config: Config) -> str:
 def _announce(config: Config) -> None:
     url = base_url(config)
     body = (
-        f'{{"model": "{config.model.served_name}", "stream": true, '
+        f'{{"model": "{config.model.served_name}", "stream": true, "temperature": 0, '
         '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
     )
     print(
