@@ -1,6 +1,7 @@
 """A lost service costs time, never a token."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from services.kvcache.service import KVCacheService
 from services.scheduler.service import SchedulerService
 from services.stage.service import StageService
+from shared.nats_server import EmbeddedNats
 from tests.application import Application
 from tests.system.reference import Reference, make_prompt
 
-TOKENS = 40
+STREAMS, TOKENS = 6, 40
 
 
 async def replace_stage(app: Application) -> None:
@@ -35,44 +37,62 @@ async def replace_scheduler(app: Application) -> None:
     await old.stop()
 
 
+async def stream_while(app: Application, break_it: Callable[[Application], Awaitable[None]]) -> list[str]:
+    """The texts of a few streams, in the middle of which something is broken and mended."""
+    running = asyncio.Event()
+
+    async def stream(index: int) -> str:
+        body = {
+            "model": app.config.model.served_name,
+            "prompt": make_prompt(index),
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        pieces: list[str] = []
+        async with app.http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    pieces.append(chunk["choices"][0]["text"])
+                    if len(pieces) == 5:
+                        running.set()
+        return "".join(pieces)
+
+    async def disturb() -> None:
+        await running.wait()
+        await break_it(app)
+
+    *texts, _ = await asyncio.gather(*(stream(index) for index in range(STREAMS)), disturb())
+    return texts
+
+
+def assert_texts(reference: Reference, texts: list[str]) -> None:
+    for index, text in enumerate(texts):
+        assert text == reference.tokenizer.decode(reference.generate(make_prompt(index), TOKENS))
+
+
 @pytest.mark.parametrize("replace", [replace_stage, replace_kvcache, replace_scheduler])
 async def test_streams_survive_a_restarted_service(
     reference: Reference, replace: Callable[[Application], Awaitable[None]]
 ) -> None:
-    async with Application(kv={"device_blocks": 24, "host_blocks": 64}) as app:
-        running = asyncio.Event()
+    async with Application(kv={"device_blocks": 24, "host_blocks": 64}) as app, asyncio.timeout(90):
+        texts = await stream_while(app, replace)
+        assert_texts(reference, texts)
+        await app.settled()
 
-        async def stream(index: int) -> str:
-            body = {
-                "model": app.config.model.served_name,
-                "prompt": make_prompt(index),
-                "max_tokens": TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-            async with app.http.stream("POST", "/v1/completions", json=body) as answer:
-                assert answer.status_code == 200
-                text, chunks = "", 0
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        import json
 
-                        chunk = json.loads(line.removeprefix("data: "))
-                        assert "error" not in chunk, chunk
-                        text += chunk["choices"][0]["text"]
-                        chunks += 1
-                        if chunks == 5:
-                            running.set()
-                return text
+async def restart_nats(app: Application) -> None:
+    app.nats.stop()
+    app.nats = EmbeddedNats(app.config.nats)
 
-        async def break_it() -> None:
-            await running.wait()
-            await replace(app)
 
-        async with asyncio.timeout(90):
-            *texts, _ = await asyncio.gather(*(stream(index) for index in range(6)), break_it())
-        for index, text in enumerate(texts):
-            expected = reference.tokenizer.decode(reference.generate(make_prompt(index), TOKENS))
-            assert text == expected
+async def test_streams_survive_a_restarted_nats_server(reference: Reference) -> None:
+    """Clients reconnect; what was under way is lost and is re-driven after the deadline."""
+    async with Application(scheduler={"step_timeout_s": 2.0}) as app, asyncio.timeout(90):
+        texts = await stream_while(app, restart_nats)
+        assert_texts(reference, texts)
         await app.settled()
