@@ -72,23 +72,25 @@ class GatewayConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    """policy: skip-join (preempts at every token) or fcfs (runs to completion)
+    """policy: skip-join (preempts at every token), mlfq (the same without skip-join), fcfs (run to
+        completion), fixed-priority (shortest prompt first) or fair (least served tenant first)
+    preset: parameters of the queues as in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
     max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
-    levels: number of queues
-    quantum_ratio: quantum of a queue over that of the queue above
-    starvation_s: a job that waited longer is promoted to the first queue (alpha), seconds
-    demotion_levels: queues that a job falls when its quantum is used up (eta)
+    levels, quantum_ratio, starvation_s, demotion_levels: override the preset: number of queues, quantum of a
+        queue over that of the queue above, wait after which a job is promoted (alpha, seconds), queues that a
+        job falls when its quantum is used up (eta)
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
     """
 
-    policy: Literal["skip-join", "fcfs"] = "skip-join"
+    policy: Literal["skip-join", "mlfq", "fcfs", "fixed-priority", "srpt", "fair"] = "skip-join"
+    preset: Literal["paper-v3", "paper-v1", "artifact"] = "paper-v3"
     max_batch_size: Positive = 16
     max_batch_tokens: Positive = 2048
-    levels: Annotated[int, Meta(ge=1, le=64)] = 16
-    quantum_ratio: Annotated[float, Meta(gt=1)] = 2.0
-    starvation_s: Seconds = 0.3
-    demotion_levels: Positive = 1
+    levels: Annotated[int, Meta(ge=1, le=64)] | None = None
+    quantum_ratio: Annotated[float, Meta(gt=1)] | None = None
+    starvation_s: Seconds | None = None
+    demotion_levels: Positive | None = None
     step_timeout_s: Seconds = 60.0
 
 
@@ -131,12 +133,18 @@ class ProfilerConfig(Section, frozen=True):
     decode_batches: batch sizes measured at start, jobs
     decode_tokens: output tokens per measured job
     refit_every: a new fit is published after this many measured iterations
+    cache: keep what was measured on disk, so that the next start need not measure again
+    cache_dir: where; default: profiles/ in the model's cache
+    cache_tolerance: a kept profile is measured anew if iterations differ from it by more than this factor
     """
 
-    prefill_tokens: tuple[Positive, ...] = (16, 64, 192)
-    decode_batches: tuple[Positive, ...] = (1, 4)
+    prefill_tokens: tuple[Positive, ...] = (16, 64, 192, 384)
+    decode_batches: tuple[Positive, ...] = (1, 4, 16)
     decode_tokens: Annotated[int, Meta(ge=2)] = 6
-    refit_every: Positive = 256
+    refit_every: Positive = 64
+    cache: bool = True
+    cache_dir: str | None = None
+    cache_tolerance: Annotated[float, Meta(gt=1)] = 1.5
 
 
 class NatsConfig(Section, frozen=True):

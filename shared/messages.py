@@ -60,6 +60,9 @@ class Submit(Message, frozen=True):
     stop_token_ids: drawing one of them ends the job (it is still reported as a token)
     reply_to: bus instance that receives its TokenBatch messages
     waited: seconds since the request arrived at the gateway
+    priority: lower runs first; classes are strict
+    tenant: whose fair share it counts against
+    predicted_output: its true length, which only the simulator and tests know
     """
 
     job_id: JobId
@@ -70,6 +73,9 @@ class Submit(Message, frozen=True):
     stop_token_ids: list[int] = []
     output: list[int] = []
     waited: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    predicted_output: int | None = None
 
 
 class Accepted(Message, frozen=True):
@@ -134,6 +140,7 @@ class Holder(Part, frozen=True):
 class PlanRequest(Message, frozen=True):
     """What the scheduler wants to run next. Answered with a PlanReply.
 
+    holders: those that hold KV and run last, largest ENST first; empty when no victims can be needed
     completed: steps whose result has arrived since the last request (their jobs are no longer in flight)
     released: jobs that ended; their blocks go back as soon as nothing reads or writes them
     """
@@ -187,6 +194,7 @@ class PlanReply(Message, frozen=True):
 
     waits: transfers that must be complete before this step computes (its own swap-ins)
     dropped: jobs whose KV was given up; they must be recomputed from their tokens
+    free_blocks: device blocks left
     """
 
     step_id: StepId
@@ -194,6 +202,7 @@ class PlanReply(Message, frozen=True):
     directives: list[Directive] = []
     waits: list[TransferId] = []
     dropped: list[JobId] = []
+    free_blocks: int = 0
 
 
 class KVChanged(Message, frozen=True):

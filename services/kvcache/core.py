@@ -60,7 +60,7 @@ class KVCache:
                 continue
             plan.seen.add(candidate.job_id)
             self._consider(candidate, plan)
-        return plan.reply()
+        return plan.reply(self.device.free)
 
     def _consider(self, candidate: Candidate, plan: "_PlanInProgress") -> None:
         job = self._jobs.get(candidate.job_id)
@@ -282,7 +282,6 @@ class _PlanInProgress:
         self.tokens = 0
         self.owed = 0
 
-    def reply(self) -> PlanReply:
-        return PlanReply(
-            self.step_id, self.granted, self.directives, self.waits, list(dict.fromkeys(self.dropped))
-        )
+    def reply(self, free_blocks: int) -> PlanReply:
+        dropped = list(dict.fromkeys(self.dropped))
+        return PlanReply(self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks)

@@ -71,6 +71,8 @@ class Scheduler:
         self._completed: list[StepId] = []
         self._released: list[JobId] = []
         self._just_ran: list[Job] = []
+        self._block_size = config.kv.block_size
+        self._free_blocks = 0
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -140,26 +142,28 @@ class Scheduler:
         return request
 
     def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
-        """Twice the batch, so that the KV-cache manager can pass over what does not fit; and the ENST of
-        all others that hold KV.
-
-        ENST = min(time until promotion, quanta of the jobs ahead ÷ batch size); paper v3, section 4.2.
+        """Twice the batch in priority order, so that the KV-cache manager can pass over what does not fit,
+        and as many of those that hold KV and run last, which it takes for victims.
         """
         wanted = 2 * self._batch_limit()
+        self.policy.promote(now)
         candidates: list[Candidate] = []
-        holders: list[Holder] = []
-        ahead = 0.0
-        for job in self.policy.ordered(now):
+        chosen: set[JobId] = set()
+        for job, enst in self.policy.upcoming(now):
             if job.in_flight:
                 continue
-            enst = min(self.policy.promotion_in(job, now), ahead / self._config.max_batch_size)
-            if len(candidates) < wanted:
-                trace = job.trace if job.kv_tokens == 0 else None
-                candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace))
-            elif job.kv_tokens:
-                holders.append(Holder(job.job_id, enst))
-            ahead += self.policy.quantum_left(job)
-        return candidates, holders
+            trace = job.trace if job.kv_tokens == 0 else None
+            candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace))
+            chosen.add(job.job_id)
+            if len(candidates) == wanted:
+                break
+        last = self.policy.last_holders(wanted, now) if self._may_need_room(candidates) else []
+        return candidates, [Holder(job.job_id, enst) for job, enst in last if job.job_id not in chosen]
+
+    def _may_need_room(self, candidates: list[Candidate]) -> bool:
+        """Whether the device blocks left by the last plan may not suffice for these candidates."""
+        blocks = sum(candidate.new_tokens // self._block_size + 2 for candidate in candidates)
+        return blocks > self._free_blocks
 
     def _batch_limit(self) -> int:
         """With several batches in flight the jobs are shared out among them, or one would take them all."""
@@ -168,10 +172,12 @@ class Scheduler:
 
     def dispatch(self, reply: PlanReply, now: float) -> StepPlan | None:
         """The step for the stages, from what the KV-cache manager granted; None if nothing is to be sent."""
+        self._free_blocks = reply.free_blocks
         for job_id in reply.dropped:
             job = self._jobs.get(job_id)
             if job is not None:
                 job.kv_tokens = 0
+                self.policy.dropped(job)
         batch: list[Job] = []
         step_jobs: list[StepJob] = []
         for grant in reply.granted:
@@ -252,10 +258,12 @@ class Scheduler:
     def lose_kv(self, now: float) -> None:
         """A new epoch begins: nothing is in flight, no job holds KV, each is recomputed from its tokens."""
         self._completed, self._released, self._just_ran = [], [], []
+        self._free_blocks = 0
         self._steps.clear()
         self._next_step = 1
         for job in self._jobs.values():
             job.kv_tokens = 0
+            self.policy.dropped(job)
             if job.in_flight:
                 job.step = None
                 self.policy.ran(job, 0.0, now)

@@ -11,11 +11,13 @@ class Job:
     step: the step it is in flight in, if any; it is never in two
     arrived, waiting_since: seconds on the scheduler's clock
     level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
+    rank: the policy's sort key, where it has one
     """
 
     __slots__ = (
-        "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output", "prompt",
-        "quantum", "reply_to", "sampling", "step", "stop_token_ids", "trace", "used", "waiting_since",
+        "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output",
+        "predicted_output", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step",
+        "stop_token_ids", "tenant", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -26,6 +28,9 @@ class Job:
         self.max_tokens = submit.max_tokens
         self.sampling = submit.sampling
         self.stop_token_ids = frozenset(submit.stop_token_ids)
+        self.priority = submit.priority
+        self.tenant = submit.tenant
+        self.predicted_output = submit.predicted_output
         self.trace = trace
         self.arrived = now - submit.waited
         self.waiting_since = self.arrived
@@ -36,6 +41,7 @@ class Job:
         self.level = 0
         self.quantum = 0.0
         self.used = 0.0
+        self.rank: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from services.scheduler.fcfs import FirstComeFirstServed
+from services.scheduler.fair import Fair
 from services.scheduler.job import Job
-from services.scheduler.skipjoin import SkipJoinMLFQ
+from services.scheduler.mlfq import NaiveMLFQ, SkipJoinMLFQ
+from services.scheduler.ranked import FirstComeFirstServed, FixedPriority, ShortestRemainingTime
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
 
 
 class Policy(Protocol):
-    """Orders jobs. All times are seconds on the scheduler's clock; the caller says what time it is."""
+    """Orders jobs. All times are seconds on the scheduler's clock; the caller says what time it is.
+
+    No call may cost more than O(log jobs), `ordered` that per job taken from it.
+    """
 
     def add(self, job: Job, now: float) -> None:
         """A job arrived; its `waiting_since` counts from its arrival at the gateway."""
@@ -29,16 +33,28 @@ class Policy(Protocol):
         """A job's iteration took `seconds`; it is not finished and waits again."""
         ...
 
-    def ordered(self, now: float) -> Iterator[Job]:
+    def dropped(self, job: Job) -> None:
+        """A waiting job lost its KV."""
+        ...
+
+    def promote(self, now: float) -> None:
+        """Move jobs that have waited too long; called before each plan."""
+        ...
+
+    def ordered(self) -> Iterator[Job]:
         """All jobs in the order in which they should run, those in flight included."""
         ...
 
-    def promotion_in(self, job: Job, now: float) -> float:
-        """Seconds until the job is promoted if it goes on waiting (infinite without promotion)."""
+    def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
+        """As `ordered`, each with its ENST."""
         ...
 
-    def quantum_left(self, job: Job) -> float:
-        """Seconds that the job may still use before it gives way to those behind it."""
+    def enst(self, job: Job, now: float) -> float:
+        """Estimated next scheduled time of a waiting job, seconds from now (FastServe, section 4.2)."""
+        ...
+
+    def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
+        """Of the waiting jobs that hold KV, those with the largest ENST, and that, descending."""
         ...
 
     def set_cost_model(self, cost: CostModel) -> None: ...
@@ -46,5 +62,9 @@ class Policy(Protocol):
 
 POLICIES: dict[str, Callable[[SchedulerConfig, CostModel], Policy]] = {
     "skip-join": SkipJoinMLFQ,
+    "mlfq": NaiveMLFQ,
     "fcfs": FirstComeFirstServed,
+    "fixed-priority": FixedPriority,
+    "srpt": ShortestRemainingTime,
+    "fair": Fair,
 }

@@ -15,7 +15,7 @@ from shared.bus import Delivery
 from shared.clock import next_epoch
 from shared.config import Config
 from shared.costmodel import CostModel
-from shared.errors import BusTimeout, NoResponder, SkipjoinError
+from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
 from shared.messages import (
     Abort,
     Accepted,
@@ -47,6 +47,8 @@ class SchedulerService(Service):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, "scheduler")
+        if config.scheduler.policy == "srpt":
+            raise ConfigError("scheduler.policy: srpt needs the length of each answer: simulator only")
         stages = [f"stage{index}" for index in range(config.parallel.pipeline_stages)]
         self._peers = Peers(["kvcache", *stages], HELLO_STALE_S)
         self._receivers = Receivers(RECEIVER_LOST_S)

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.policy import POLICIES
 from shared.ids import JobId
 from shared.messages import FinishReason
 from tests.cores import Cores, create_config, create_submit
@@ -13,7 +14,7 @@ ACTIONS = st.sampled_from(["submit", "submit", "plan", "plan", "step", "step", "
 @settings(max_examples=300, deadline=None)
 @given(
     data=st.data(),
-    policy=st.sampled_from(["skip-join", "fcfs"]),
+    policy=st.sampled_from(sorted(POLICIES)),
     mode=st.sampled_from(["reactive", "recompute"]),
     host=st.sampled_from([0, 3, 10, 100]),
     stages=st.integers(1, 3),
@@ -34,7 +35,14 @@ def test_random_histories(
         match action:
             case "submit":
                 prompt, output = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 12))
-                submit = create_submit(len(submitted), prompt=prompt, max_tokens=output)
+                submit = create_submit(
+                    len(submitted),
+                    prompt=prompt,
+                    max_tokens=output,
+                    priority=data.draw(st.integers(0, 1)),
+                    tenant=data.draw(st.sampled_from("ab")),
+                    predicted_output=output,
+                )
                 submitted[submit.job_id] = (prompt, output)
                 cores.submit(submit)
             case "plan":

@@ -45,19 +45,19 @@ def test_a_preempted_job_keeps_its_place_and_a_demoted_one_goes_to_the_tail() ->
     policy = cores.scheduler.policy
     cores.submit(*(create_submit(number, prompt=20, max_tokens=50) for number in (1, 2, 3)))  # 2 s: all in Q2
     cores.plan()
-    assert [job.job_id for job in policy.ordered(0.0)] == [1, 2, 3]
+    assert [job.job_id for job in policy.ordered()] == [1, 2, 3]
     cores.finish_step()  # 1 has used its 2 s: demoted
-    assert [job.job_id for job in policy.ordered(cores.clock.now())] == [2, 3, 1]
+    assert [job.job_id for job in policy.ordered()] == [2, 3, 1]
     cores.submit(create_submit(4, prompt=10, max_tokens=1))  # 1 s: Q1, preempts
     cores.plan()
-    assert [job.job_id for job in policy.ordered(cores.clock.now())] == [4, 2, 3, 1]
+    assert [job.job_id for job in policy.ordered()] == [4, 2, 3, 1]
 
 
 def test_skip_join_places_by_the_first_iteration() -> None:
     cores = create_cores(levels=5)
     for number, tokens in enumerate((10, 11, 20, 21, 160, 1000)):
         cores.submit(create_submit(number, prompt=tokens))
-    levels = {job.job_id: job.level for job in cores.scheduler.policy.ordered(0.0)}
+    levels = {job.job_id: job.level for job in cores.scheduler.policy.ordered()}
     assert levels == {0: 0, 1: 1, 2: 1, 3: 2, 4: 4, 5: 4}
 
 
@@ -74,14 +74,15 @@ def test_a_job_that_never_ran_starves_from_its_arrival_and_is_promoted_with_enou
             break
         cores.finish_step()
         assert cores.clock.now() - arrived < 8.0, "waited longer than alpha and one iteration"
-    (job,) = [job for job in cores.scheduler.policy.ordered(cores.clock.now()) if job.job_id == 1]
+    (job,) = [job for job in cores.scheduler.policy.ordered() if job.job_id == 1]
     assert job.level == 0 and job.quantum >= 10.0
 
 
 def test_time_waited_at_the_gateway_counts() -> None:
     cores = create_cores(starvation_s=5.0)
     cores.submit(create_submit(1, prompt=100, waited=6.0))
-    assert [job.level for job in cores.scheduler.policy.ordered(0.0)] == [0]
+    cores.scheduler.policy.promote(0.0)
+    assert [job.level for job in cores.scheduler.policy.ordered()] == [0]
 
 
 def test_token_budget_leaves_the_second_prompt_out_but_takes_decodes() -> None:
@@ -207,3 +208,86 @@ def test_with_several_batches_in_flight_no_job_is_in_two() -> None:
         assert len(flying) == len(set(flying)) and len(cores.in_flight) == 3
         cores.finish_step()
     cores.run()
+
+
+def test_priority_classes_are_strict_and_alpha_bounds_waiting_across_them() -> None:
+    cores = create_cores(max_batch_size=1, starvation_s=30.0)
+    cores.submit(create_submit(1, max_tokens=200, priority=5))
+    for _ in range(3):
+        cores.plan()
+        cores.finish_step()
+    cores.submit(create_submit(2, prompt=100, max_tokens=100, priority=-1))
+    for _ in range(20):
+        cores.plan()
+        assert [job.job_id for job in cores.in_flight[0].jobs] == [2], "however low its queue"
+        cores.finish_step()
+    for _ in range(10):
+        cores.plan()
+        if cores.in_flight[0].jobs[0].job_id == 1:
+            break
+        cores.finish_step()
+    else:
+        raise AssertionError("the low class starves")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fixed-priority", "srpt"])
+def test_ranked_policies_obey_priority_classes_too(policy: str) -> None:
+    cores = create_cores(policy=policy, max_batch_size=1)
+    cores.submit(create_submit(1, predicted_output=2), create_submit(2, priority=-1, predicted_output=2))
+    cores.run()
+    assert order_of_ends(cores) == [2, 1]
+
+
+def test_fixed_priority_runs_the_shortest_prompt_and_keeps_to_it() -> None:
+    cores = create_cores(policy="fixed-priority", max_batch_size=1)
+    cores.submit(create_submit(1, prompt=30), create_submit(2, prompt=10, max_tokens=20))
+    cores.run()
+    assert order_of_ends(cores) == [2, 1]
+
+
+def test_artifact_preset_demotes_one_level_and_keeps_the_used_time_on_promotion() -> None:
+    cores = create_cores(preset="artifact", starvation_s=5.0, max_batch_size=1)
+    cores.submit(create_submit(1, prompt=100, max_tokens=9))
+    (job,) = cores.scheduler.policy.ordered()
+    entry = job.level
+    cores.plan()
+    cores.finish_step()
+    assert job.level == entry + (job.used == 0.0)
+    used = job.used
+    cores.clock.advance(6.0)
+    cores.scheduler.policy.promote(cores.clock.now())
+    assert job.level == 0 and job.used == used
+
+
+def test_a_flooding_tenant_does_not_slow_a_quiet_one() -> None:
+    """Mean latency of the quiet tenant within 1.5 times that of being alone."""
+
+    def quiet_latency(flood: int) -> float:
+        cores = create_cores(policy="fair", max_batch_size=4)
+        cores.submit(*(create_submit(100 + n, max_tokens=30, tenant="flood") for n in range(flood)))
+        latencies: list[float] = []
+        for number in range(10):
+            arrived = cores.clock.now()
+            cores.submit(create_submit(number, max_tokens=10, tenant="quiet"))
+            while number not in cores.recorder.ends:
+                cores.plan()
+                cores.finish_step()
+            latencies.append(cores.clock.now() - arrived)
+        return sum(latencies) / len(latencies)
+
+    assert quiet_latency(flood=60) <= 1.5 * quiet_latency(flood=0)
+
+
+def test_a_tenant_that_was_away_has_earned_no_credit() -> None:
+    cores = create_cores(policy="fair", max_batch_size=1)
+    cores.submit(create_submit(1, max_tokens=50, tenant="busy"))
+    for _ in range(30):
+        cores.plan()
+        cores.finish_step()
+    cores.submit(create_submit(2, max_tokens=50, tenant="late"))
+    turns: list[int] = []
+    for _ in range(20):
+        cores.plan()
+        turns.append(cores.in_flight[0].jobs[0].job_id)
+        cores.finish_step()
+    assert 6 <= turns.count(1) <= 14

@@ -1,0 +1,92 @@
+"""Prints what one scheduling decision costs as the queue grows (budget: 1 ms at 10,000 jobs).
+
+python -m loadgen.plan_cost [--jobs 100 10000 1000000] [--policy skip-join fcfs]
+"""
+
+import argparse
+import statistics
+import time
+
+from services.kvcache.core import KVCache
+from services.scheduler.core import Observer, Scheduler
+from services.scheduler.job import Job
+from services.scheduler.policy import POLICIES
+from shared.config import parse
+from shared.costmodel import CostModel
+from shared.ids import JobId
+from shared.messages import FinishReason, Limits, Sampling, StepResult, Submit
+
+COST = CostModel(0.02, 1e-3, 0.0, 0.02, 0.0, 5e-3, samples=1)
+ITERATIONS = 300
+
+
+class Unobserved(Observer):
+    def dispatched(self, job: Job, now: float) -> str | None:
+        return None
+
+    def completed(self, job: Job, now: float) -> None: ...
+
+    def preempted(self, job: Job, now: float) -> None: ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float) -> None: ...
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument(
+        "--policy", nargs="+", default=["skip-join", "fcfs", "fair"], choices=sorted(POLICIES)
+    )
+    options = parser.parse_args()
+    print("Median per iteration, batch 16, µs: scheduler plan / KV plan / dispatch and complete\n")
+    print("| policy | " + " | ".join(f"{jobs:,} jobs" for jobs in options.jobs) + " |")
+    print("|---|" + "---|" * len(options.jobs))
+    for policy in options.policy:
+        cells = [" / ".join(f"{1e6 * seconds:.0f}" for seconds in measure(policy, n)) for n in options.jobs]
+        print(f"| {policy} | " + " | ".join(cells) + " |", flush=True)
+
+
+def measure(policy: str, jobs: int) -> tuple[float, float, float]:
+    """Median seconds of the three parts of an iteration with `jobs` jobs queued."""
+    config = parse({"scheduler": {"policy": policy}, "kv": {"device_blocks": 4096, "host_blocks": 100_000}})
+    scheduler = Scheduler(config, Unobserved(), Limits(100_000, 65_536))
+    scheduler.set_cost_model(COST)
+    kv = KVCache(config.kv, 1)
+    prompts = {length: [1] * length for length in (16, 64, 256, 1024)}
+    now = 0.0
+    for number in range(jobs):
+        prompt = prompts[(16, 64, 256, 1024)[number % 4]]
+        submit = Submit(
+            JobId(number),
+            "gateway",
+            prompt,
+            200,
+            Sampling(0.0),
+            tenant=str(number % 10),
+            predicted_output=200,
+        )
+        scheduler.submit(submit, None, now)
+    parts: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for _ in range(ITERATIONS):
+        began = time.perf_counter()
+        request = scheduler.plan_request(now)
+        assert request is not None
+        planned = time.perf_counter()
+        reply = kv.plan(request)
+        granted = time.perf_counter()
+        for directive in reply.directives:
+            kv.transfer_done(directive.transfer_id, 0, 0)
+        dispatching = time.perf_counter()
+        step = scheduler.dispatch(reply, now)
+        if step is not None and step.jobs:
+            now += COST.seconds(step.load())
+            scheduler.complete(StepResult(step.step_id, [7] * len(step.jobs), [0.03], [0.0]), now)
+        for part, seconds in zip(
+            parts, (planned - began, granted - planned, time.perf_counter() - dispatching), strict=True
+        ):
+            part.append(seconds)
+    return statistics.median(parts[0]), statistics.median(parts[1]), statistics.median(parts[2])
+
+
+if __name__ == "__main__":
+    main()

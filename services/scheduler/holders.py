@@ -1,0 +1,63 @@
+"""Which waiting jobs hold KV, and which of them run last: the KV-cache manager takes those for victims.
+
+ENST(i) = min(time until promotion, time until reached). Neither half alone orders the jobs, and both change
+with every iteration, but each half is sorted all the time: by when the wait began, and by place in the
+queues. So the largest few are found from the two ends, without looking at the rest (Fagin's threshold
+algorithm).
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from services.scheduler.job import Job
+from shared.ids import JobId
+
+
+class Holders:
+    """Jobs that wait and hold KV, in the order in which their wait began."""
+
+    def __init__(self) -> None:
+        self._by_wait: dict[JobId, Job] = {}
+
+    def add(self, job: Job) -> None:
+        """Its wait begins now: no earlier than that of any job here."""
+        self._by_wait[job.job_id] = job
+
+    def discard(self, job: Job) -> None:
+        self._by_wait.pop(job.job_id, None)
+
+    def __contains__(self, job: Job) -> bool:
+        return job.job_id in self._by_wait
+
+    def __len__(self) -> int:
+        return len(self._by_wait)
+
+    def last_waiting(self) -> Iterator[Job]:
+        """Latest wait first: descending time until promotion."""
+        return reversed(self._by_wait.values())
+
+
+def largest(
+    count: int, by_promotion: Iterable[Job], by_place: Iterable[Job],
+    promotion_in: Callable[[Job], float], reached_in: Callable[[Job], float],
+) -> list[tuple[Job, float]]:  # fmt: skip
+    """The `count` jobs with the largest min(promotion_in, reached_in), and that value, descending.
+
+    by_promotion, by_place: the same jobs, by descending `promotion_in` and by descending `reached_in`
+    """
+    seen: set[JobId] = set()
+    best: list[tuple[float, int, Job]] = []  # a heap: the smallest of the largest so far is on top
+    for promoted, placed in zip(by_promotion, by_place, strict=False):
+        for job in (promoted, placed):
+            if job.job_id in seen:
+                continue
+            seen.add(job.job_id)
+            entry = (min(promotion_in(job), reached_in(job)), len(seen), job)
+            if len(best) < count:
+                heapq.heappush(best, entry)
+            else:
+                heapq.heappushpop(best, entry)
+        # No job further down either list can have more than this.
+        if len(best) == count and best[0][0] >= min(promotion_in(promoted), reached_in(placed)):
+            break
+    return [(job, enst) for enst, _, job in sorted(best, key=lambda entry: entry[0], reverse=True)]

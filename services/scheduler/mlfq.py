@@ -1,0 +1,214 @@
+"""Multi-level feedback queues: what skip-join, naive MLFQ and the Gittins index have in common.
+
+A job joins a queue, falls when it has used up its quantum there, and goes to the first queue when it has
+waited longer than alpha (FastServe, arXiv:2305.05920, section 4.1). Priority classes are strict, each with
+queues of its own; alpha bounds waiting across them.
+"""
+
+import heapq
+from collections.abc import Iterator
+from itertools import chain
+
+from services.scheduler.holders import Holders, largest
+from services.scheduler.job import Job
+from services.scheduler.presets import settings
+from services.scheduler.queue import JobQueue
+from shared.config import SchedulerConfig
+from shared.costmodel import CostModel
+from shared.ids import JobId
+
+
+class MultiLevelQueue:
+    """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1."""
+
+    def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
+        self._settings = settings(config)
+        self._share = config.max_batch_size if self._settings.enst_per_batch else 1
+        self._classes: dict[int, list[JobQueue]] = {}
+        self._queue_of: dict[JobId, JobQueue] = {}
+        self._holders = Holders()
+        self._holders_in: dict[JobQueue, dict[JobId, Job]] = {}
+        self._waiting: list[tuple[float, int, Job]] = []  # heap; entries whose time is outdated are skipped
+        self._entries = 0
+        self.set_cost_model(cost)
+
+    # ------------------------------------------------------------ what the kinds of queue differ in
+
+    def entry_level(self, job: Job) -> int:
+        """Where an arriving job joins."""
+        raise NotImplementedError
+
+    def next_level(self, job: Job) -> int:
+        """Where a job goes that has used up its quantum."""
+        fallen = job.level + self._settings.demotion_levels
+        if self._settings.demote_to_cover:
+            fallen = max(fallen, self.level_for(self.next_iteration(job)))
+        return min(fallen, len(self._quanta) - 1)
+
+    # ------------------------------------------------------------ the policy interface
+
+    def set_cost_model(self, cost: CostModel) -> None:
+        self.cost = cost
+        first = self._settings.quantum_s or cost.minimum_iteration
+        self._quanta = [first * self._settings.ratio**level for level in range(self._settings.levels)]
+
+    def add(self, job: Job, now: float) -> None:
+        self._enqueue(job, self._class(job.priority), self.entry_level(job))
+        self._wait(job, job.waiting_since)
+
+    def remove(self, job: Job) -> None:
+        self.dropped(job)
+        self._queue_of.pop(job.job_id).remove(job)
+        job.waiting_since = -1.0  # outdates its heap entry
+
+    def started(self, job: Job) -> None:
+        self.dropped(job)
+        job.waiting_since = -1.0
+
+    def dropped(self, job: Job) -> None:
+        """It holds no KV any more, or is in flight and can be no victim."""
+        self._holders.discard(job)
+        self._holders_in.get(self._queue_of[job.job_id], {}).pop(job.job_id, None)
+
+    def ran(self, job: Job, seconds: float, now: float) -> None:
+        job.used += seconds
+        if job.used >= job.quantum:
+            self._move(job, self._class(job.priority), self.next_level(job))
+        else:
+            self._queue_of[job.job_id].update(job, job.quantum - job.used)
+        self._wait(job, now)
+
+    def promote(self, now: float) -> None:
+        """Jobs that have waited longer than alpha go to the first queue of all, with a quantum that their
+        next iteration does not use up at once.
+        """
+        alpha = self._settings.starvation_s
+        while self._waiting and now - self._waiting[0][0] > alpha:
+            since, _, job = heapq.heappop(self._waiting)
+            if since != job.waiting_since:
+                continue
+            first = self._first_class()
+            used = job.used
+            if self._queue_of[job.job_id] is not first[0]:
+                self._move(job, first, 0)
+            job.quantum = max(self._quanta[0], self.next_iteration(job))
+            job.used = used if self._settings.promotion_keeps_used else 0.0
+            self._queue_of[job.job_id].update(job, max(0.0, job.quantum - job.used))
+            self._note_wait(job, now)
+            if len(self._classes) > 1:
+                self._watch(job)  # a class above may yet appear
+            # Else nothing more can be done for it: promoting it again would change nothing until it has
+            # run, and under overload every waiting job would cost that once per alpha.
+
+    def ordered(self) -> Iterator[Job]:
+        return chain.from_iterable(self._all_queues())
+
+    def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
+        ahead = 0.0
+        for queue in self._all_queues():
+            for job in queue:
+                yield job, min(self._promotion_in(job, now), ahead / self._share)
+                ahead += max(0.0, job.quantum - job.used)
+
+    def enst(self, job: Job, now: float) -> float:
+        return min(self._promotion_in(job, now), self._reached_in(job))
+
+    def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
+        return largest(
+            count,
+            self._holders.last_waiting(),
+            self._holders_from_the_tail(),
+            lambda job: self._promotion_in(job, now),
+            self._reached_in,
+        )
+
+    # ------------------------------------------------------------ places and times
+
+    def level_for(self, seconds: float) -> int:
+        """The highest queue whose quantum covers `seconds`; the lowest if none does."""
+        for level, quantum in enumerate(self._quanta):
+            if quantum >= seconds:
+                return level
+        return len(self._quanta) - 1
+
+    def next_iteration(self, job: Job) -> float:
+        """Predicted time of the job's next iteration, alone, seconds."""
+        if job.new_tokens == 1:
+            return self.cost.decode(job.tokens)
+        return self.cost.prefill(job.new_tokens)
+
+    def _promotion_in(self, job: Job, now: float) -> float:
+        """Negative when it is overdue in the first queue: the longer, the sooner it runs."""
+        return self._settings.starvation_s - (now - job.waiting_since)
+
+    def _reached_in(self, job: Job) -> float:
+        """Quanta that the jobs ahead may still use, shared by those that run at once."""
+        mine = self._queue_of[job.job_id]
+        seconds = mine.ahead(job)
+        for queue in self._all_queues():
+            if queue is mine:
+                break
+            seconds += queue.total
+        return seconds / self._share
+
+    def _holders_from_the_tail(self) -> Iterator[Job]:
+        for queue in reversed(list(self._all_queues())):
+            held = self._holders_in.get(queue)
+            if held:
+                yield from sorted(held.values(), key=queue.position, reverse=True)
+
+    def _all_queues(self) -> Iterator[JobQueue]:
+        for priority in sorted(self._classes):
+            yield from self._classes[priority]
+
+    def _class(self, priority: int) -> list[JobQueue]:
+        if priority not in self._classes:
+            self._classes[priority] = [JobQueue() for _ in range(self._settings.levels)]
+        return self._classes[priority]
+
+    def _first_class(self) -> list[JobQueue]:
+        return next(queues for _, queues in sorted(self._classes.items()) if any(map(len, queues)))
+
+    def _wait(self, job: Job, since: float) -> None:
+        self._note_wait(job, since)
+        self._watch(job)
+
+    def _watch(self, job: Job) -> None:
+        self._entries += 1
+        heapq.heappush(self._waiting, (job.waiting_since, self._entries, job))
+
+    def _note_wait(self, job: Job, since: float) -> None:
+        job.waiting_since = since
+        self._holders.discard(job)
+        if job.kv_tokens:
+            self._holders.add(job)
+            self._holders_in.setdefault(self._queue_of[job.job_id], {})[job.job_id] = job
+
+    def _move(self, job: Job, queues: list[JobQueue], level: int) -> None:
+        self.dropped(job)
+        self._queue_of.pop(job.job_id).remove(job)
+        self._enqueue(job, queues, level)
+
+    def _enqueue(self, job: Job, queues: list[JobQueue], level: int) -> None:
+        job.level, job.used, job.quantum = level, 0.0, self._quanta[level]
+        queues[level].append(job, job.quantum)
+        self._queue_of[job.job_id] = queues[level]
+
+
+class SkipJoinMLFQ(MultiLevelQueue):
+    """A job's first iteration (its prefill) is predictable, its length is not: it joins the queue whose
+    quantum covers that iteration, instead of entering at the top and falling.
+    """
+
+    def entry_level(self, job: Job) -> int:
+        return self.level_for(self.next_iteration(job))
+
+
+class NaiveMLFQ(MultiLevelQueue):
+    """Every job enters at the top and falls level by level: the paper's comparison."""
+
+    def entry_level(self, job: Job) -> int:
+        return 0
+
+    def next_level(self, job: Job) -> int:
+        return min(job.level + 1, len(self._quanta) - 1)

@@ -1,0 +1,80 @@
+"""One first-in-first-out queue that also knows how much time the jobs ahead of another may still take."""
+
+from collections.abc import Iterator
+
+from services.scheduler.job import Job
+from shared.ids import JobId
+
+_SPARE = 64
+"""Slots of departed jobs that are kept before the queue is packed anew."""
+
+
+class JobQueue:
+    """Jobs in the order of their arrival here; each with the seconds that it may still use.
+
+    `append`, `remove`, `update` and `ahead` take O(log n): a Fenwick tree over slots, packed when most of
+    them belong to jobs that have left.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._slots: dict[JobId, int] = {}
+        self._seconds: list[float] = [0.0]  # by slot, from 1
+        self._tree: list[float] = [0.0]
+        self.total = 0.0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def append(self, job: Job, seconds: float) -> None:
+        slot = len(self._tree)
+        # A Fenwick node holds the sum of its slot and of the nodes below it.
+        below, step = seconds, 1
+        while step < slot & -slot:
+            below += self._tree[slot - step]
+            step <<= 1
+        self._tree.append(below)
+        self._seconds.append(seconds)
+        self._jobs[job.job_id] = job
+        self._slots[job.job_id] = slot
+        self.total += seconds
+
+    def update(self, job: Job, seconds: float) -> None:
+        """The job stays where it is and may use `seconds` from now on."""
+        self._set(self._slots[job.job_id], seconds)
+
+    def remove(self, job: Job) -> None:
+        del self._jobs[job.job_id]
+        self._set(self._slots.pop(job.job_id), 0.0)
+        if len(self._tree) > 2 * len(self._jobs) + _SPARE:
+            self._pack()
+
+    def ahead(self, job: Job) -> float:
+        """Seconds that all jobs before this one may still use."""
+        slot, seconds = self._slots[job.job_id] - 1, 0.0
+        while slot > 0:
+            seconds += self._tree[slot]
+            slot &= slot - 1
+        return seconds
+
+    def position(self, job: Job) -> int:
+        """A number that grows from the head to the tail; it may change when the queue is packed."""
+        return self._slots[job.job_id]
+
+    def _set(self, slot: int, seconds: float) -> None:
+        change = seconds - self._seconds[slot]
+        self._seconds[slot] = seconds
+        self.total += change
+        while slot < len(self._tree):
+            self._tree[slot] += change
+            slot += slot & -slot
+
+    def _pack(self) -> None:
+        """Also ends the drift of sums that were added to and taken from."""
+        kept = [(job, self._seconds[self._slots[job.job_id]]) for job in self._jobs.values()]
+        self.__init__()
+        for job, seconds in kept:
+            self.append(job, seconds)

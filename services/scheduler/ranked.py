@@ -1,0 +1,105 @@
+"""Policies that run jobs in the order of one number each: fcfs, fixed-priority, srpt."""
+
+from collections.abc import Iterator
+
+from sortedcontainers import SortedKeyList
+
+from services.scheduler.job import Job
+from shared.config import SchedulerConfig
+from shared.costmodel import CostModel
+
+Rank = tuple[float, ...]
+
+
+class RankedPolicy:
+    """Smallest rank first; equal ranks by arrival. No quanta and no promotion."""
+
+    def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
+        self._share = config.max_batch_size
+        self._cost = cost
+        self._jobs: SortedKeyList = SortedKeyList(key=_by_rank)
+        self._holders: SortedKeyList = SortedKeyList(key=_by_rank)
+        self._arrivals = 0
+
+    def rank(self, job: Job) -> float:
+        raise NotImplementedError
+
+    def set_cost_model(self, cost: CostModel) -> None:
+        self._cost = cost
+
+    def add(self, job: Job, now: float) -> None:
+        self._arrivals += 1
+        job.rank = (job.priority, self.rank(job), self._arrivals)
+        self._jobs.add(job)
+
+    def remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+        self._holders.discard(job)
+
+    def started(self, job: Job) -> None:
+        self._holders.discard(job)
+
+    def dropped(self, job: Job) -> None:
+        self._holders.discard(job)
+
+    def ran(self, job: Job, seconds: float, now: float) -> None:
+        job.used += seconds
+        priority, before, arrival = job.rank
+        after = self.rank(job)
+        if after != before:
+            self._jobs.remove(job)
+            job.rank = (priority, after, arrival)
+            self._jobs.add(job)
+        if job.kv_tokens:
+            self._holders.add(job)
+
+    def promote(self, now: float) -> None:
+        pass
+
+    def ordered(self) -> Iterator[Job]:
+        return iter(self._jobs)
+
+    def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
+        for ahead, job in enumerate(self._jobs):
+            yield job, self._reached_in(ahead)
+
+    def enst(self, job: Job, now: float) -> float:
+        return self._reached_in(self._jobs.bisect_left(job))
+
+    def _reached_in(self, ahead: int) -> float:
+        """Nobody knows how long the jobs ahead will take; one decode iteration each keeps the order."""
+        return ahead * self._cost.minimum_iteration / self._share
+
+    def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
+        last = self._holders[-count:] if count else []
+        return [(job, self.enst(job, now)) for job in reversed(last)]
+
+
+def _by_rank(job: Job) -> Rank:
+    return job.rank
+
+
+class FirstComeFirstServed(RankedPolicy):
+    """Run to completion: today's servers, and the baseline."""
+
+    def rank(self, job: Job) -> float:
+        return 0.0
+
+
+class FixedPriority(RankedPolicy):
+    """Shortest prompt first, the paper's comparison: what can be known without predicting anything."""
+
+    def rank(self, job: Job) -> float:
+        return float(len(job.prompt))
+
+
+class ShortestRemainingTime(RankedPolicy):
+    """The best there is when lengths are known, so only for the simulator and tests (`predicted_output`)."""
+
+    def rank(self, job: Job) -> float:
+        if job.predicted_output is None:
+            raise ValueError(f"job {job.job_id}: srpt needs predicted_output, which no client sends")
+        left = job.predicted_output - len(job.output)
+        prefill = self._cost.prefill(job.new_tokens) if job.new_tokens > 1 else 0.0
+        decodes = left - (1 if prefill else 0)
+        return prefill + decodes * self._cost.decode(job.tokens)
