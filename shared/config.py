@@ -73,7 +73,8 @@ class GatewayConfig(Section, frozen=True):
 
 class SchedulerConfig(Section, frozen=True):
     """policy: skip-join (preempts at every token), mlfq (the same without skip-join), fcfs (run to
-        completion), fixed-priority (shortest prompt first) or fair (least served tenant first)
+        completion), fixed-priority (shortest prompt first), fair (least served tenant first) or gittins
+        (by the distribution of output lengths, learned as it runs)
     preset: parameters of the queues as in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
     max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
@@ -83,7 +84,7 @@ class SchedulerConfig(Section, frozen=True):
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
     """
 
-    policy: Literal["skip-join", "mlfq", "fcfs", "fixed-priority", "srpt", "fair"] = "skip-join"
+    policy: Literal["skip-join", "mlfq", "fcfs", "fixed-priority", "srpt", "fair", "gittins"] = "skip-join"
     preset: Literal["paper-v3", "paper-v1", "artifact"] = "paper-v3"
     max_batch_size: Positive = 16
     max_batch_tokens: Positive = 2048

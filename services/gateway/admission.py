@@ -133,6 +133,8 @@ class Admission:
                 max_tokens=max_tokens,
                 sampling=self._sampling(request),
                 stop_token_ids=sorted(ends),
+                priority=request.priority or 0,
+                tenant=request.user or "",
             ),
             request.stop_strings,
             continues,

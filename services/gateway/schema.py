@@ -51,7 +51,12 @@ class GenerationRequest(Strict):
     )
     stop_token_ids: TokenIds | None = Field(None, description="tokens that end the answer")
     ignore_eos: bool | None = Field(None, description="go on after the end-of-text token (default false)")
-    user: str | None = Field(None, description="accepted for OpenAI's clients; not used")
+    user: str | None = Field(
+        None, description="whose fair share this counts against, under scheduler.policy fair"
+    )
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="lower runs first, default 0; classes are strict"
+    )
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "GenerationRequest":

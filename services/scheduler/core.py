@@ -251,7 +251,7 @@ class Scheduler:
 
     def _end(self, job: Job, reason: FinishReason, now: float) -> None:
         del self._jobs[job.job_id]
-        self.policy.remove(job)
+        self.policy.remove(job, completed=reason in (FinishReason.STOP, FinishReason.LENGTH))
         self._released.append(job.job_id)
         self._observer.finished(job, reason, now)
 

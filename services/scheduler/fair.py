@@ -39,7 +39,7 @@ class Fair:
             jobs = self._tenants[job.tenant] = {}
         jobs[job.job_id] = job
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, completed: bool) -> None:
         self._holders.discard(job)
         jobs = self._tenants[job.tenant]
         del jobs[job.job_id]

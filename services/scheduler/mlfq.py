@@ -56,10 +56,12 @@ class MultiLevelQueue:
         self._enqueue(job, self._class(job.priority), self.entry_level(job))
         self._wait(job, job.waiting_since)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, completed: bool) -> None:
         self.dropped(job)
         self._queue_of.pop(job.job_id).remove(job)
         job.waiting_since = -1.0  # outdates its heap entry
+        if len(self._classes) > 1:
+            self._forget_empty_classes()
 
     def started(self, job: Job) -> None:
         self.dropped(job)
@@ -166,6 +168,14 @@ class MultiLevelQueue:
             self._classes[priority] = [JobQueue() for _ in range(self._settings.levels)]
         return self._classes[priority]
 
+    def _forget_empty_classes(self) -> None:
+        """Clients choose priorities: what they leave behind must not grow."""
+        for priority, queues in list(self._classes.items()):
+            if not any(map(len, queues)):
+                del self._classes[priority]
+                for queue in queues:
+                    self._holders_in.pop(queue, None)
+
     def _first_class(self) -> list[JobQueue]:
         return next(queues for _, queues in sorted(self._classes.items()) if any(map(len, queues)))
 
@@ -183,6 +193,12 @@ class MultiLevelQueue:
         if job.kv_tokens:
             self._holders.add(job)
             self._holders_in.setdefault(self._queue_of[job.job_id], {})[job.job_id] = job
+
+    def _renew(self, job: Job) -> None:
+        """The quantum of its queue anew, in its place."""
+        job.used = 0.0
+        job.quantum = self._quanta[job.level]
+        self._queue_of[job.job_id].update(job, job.quantum)
 
     def _move(self, job: Job, queues: list[JobQueue], level: int) -> None:
         self.dropped(job)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from services.scheduler.fair import Fair
+from services.scheduler.gittins import Gittins
 from services.scheduler.job import Job
 from services.scheduler.mlfq import NaiveMLFQ, SkipJoinMLFQ
 from services.scheduler.ranked import FirstComeFirstServed, FixedPriority, ShortestRemainingTime
@@ -21,8 +22,8 @@ class Policy(Protocol):
         """A job arrived; its `waiting_since` counts from its arrival at the gateway."""
         ...
 
-    def remove(self, job: Job) -> None:
-        """A job ended, in whatever state."""
+    def remove(self, job: Job, completed: bool) -> None:
+        """A job ended, in whatever state; `completed`: by its own rules, so its length can be learned."""
         ...
 
     def started(self, job: Job) -> None:
@@ -67,4 +68,5 @@ POLICIES: dict[str, Callable[[SchedulerConfig, CostModel], Policy]] = {
     "fixed-priority": FixedPriority,
     "srpt": ShortestRemainingTime,
     "fair": Fair,
+    "gittins": Gittins,
 }

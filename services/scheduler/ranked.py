@@ -32,7 +32,7 @@ class RankedPolicy:
         job.rank = (job.priority, self.rank(job), self._arrivals)
         self._jobs.add(job)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, completed: bool) -> None:
         self._jobs.remove(job)
         self._holders.discard(job)
 

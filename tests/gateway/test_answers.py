@@ -214,13 +214,14 @@ async def test_what_is_submitted(engine: FakeEngine, tokenizer: Tokenizer) -> No
 
     everything = {
         "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -5, "max_tokens": 4, "user": "me", "n": 1,
+        "priority": -3,
         "logit_bias": {}, "presence_penalty": 0.0, "prompt": [[1, 2, 3]],
     }  # fmt: skip
     await post(engine, tokenizer, "/v1/completions", {"model": MODEL} | everything)
     full = engine.submitted[-1]
     assert (full.prompt, full.max_tokens) == ([1, 2, 3], 4)
     assert full.sampling.greedy and (full.sampling.top_p, full.sampling.top_k) == (0.5, 3)
-    assert full.sampling.seed >= 0
+    assert full.sampling.seed >= 0 and (full.priority, full.tenant) == (-3, "me")
 
     await post(engine, tokenizer, "/v1/chat/completions", CHAT)
     chat = engine.submitted[-1]

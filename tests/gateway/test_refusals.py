@@ -74,7 +74,7 @@ async def refusal(app: FastAPI, path: str, body: Any, status: int = 400) -> dict
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         ({"min_tokens": 5}, "min_tokens", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"priority": 1}, "priority", "not supported"),
+        ({"priority": 101}, "priority", "100"),
         ({"temperatur": 1}, "temperatur", "unknown field"),
         ({"f" * 300: 1}, "f" * 300, "unknown field"),
     ],

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.scheduler.mlfq import MultiLevelQueue
 from shared.ids import JobId
 from shared.messages import FinishReason, Refused
 from tests.cores import Cores, create_config, create_submit
@@ -291,3 +292,12 @@ def test_a_tenant_that_was_away_has_earned_no_credit() -> None:
         turns.append(cores.in_flight[0].jobs[0].job_id)
         cores.finish_step()
     assert 6 <= turns.count(1) <= 14
+
+
+def test_priorities_leave_nothing_behind() -> None:
+    cores = create_cores()
+    cores.submit(*(create_submit(number, priority=number % 40) for number in range(80)))
+    cores.run()
+    policy = cores.scheduler.policy
+    assert isinstance(policy, MultiLevelQueue)
+    assert len(policy._classes) <= 1 and len(policy._holders_in) <= 16

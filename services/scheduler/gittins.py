@@ -1,0 +1,63 @@
+"""The Gittins index over multi-level queues: lengths are not known, but their distribution is learned.
+
+Skip-join MLFQ assumes that a job which has run for long will go on for long. Where lengths are alike that is
+wrong: the job that has run longest is nearest to its end. The index decides it by what finished jobs were
+like. It is quantised to the queues, so that it changes rarely, and alpha bounds waiting as in the paper.
+"""
+
+from services.scheduler.job import Job
+from services.scheduler.lengths import LengthDistribution
+from services.scheduler.mlfq import SkipJoinMLFQ
+from shared.config import SchedulerConfig
+from shared.costmodel import CostModel
+
+ENOUGH = 64
+"""Finished jobs before a distribution is trusted."""
+
+
+class Gittins(SkipJoinMLFQ):
+    """Skip-join until enough jobs have finished; then the queue is the one whose quantum covers the index."""
+
+    def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
+        super().__init__(config, cost)
+        self._all = LengthDistribution()
+        self._by_prompt: dict[int, LengthDistribution] = {}
+
+    def remove(self, job: Job, completed: bool) -> None:
+        super().remove(job, completed)
+        if completed and job.output:
+            self._all.add(len(job.output))
+            bucket = len(job.prompt).bit_length()
+            self._by_prompt.setdefault(bucket, LengthDistribution()).add(len(job.output))
+
+    def entry_level(self, job: Job) -> int:
+        level = self._index_level(job)
+        return super().entry_level(job) if level is None else level
+
+    def ran(self, job: Job, seconds: float, now: float) -> None:
+        used_up = job.used + seconds >= job.quantum
+        level = self._index_level(job) if used_up else None
+        if level != job.level or level is None:
+            super().ran(job, seconds, now)
+            return
+        # It is still where it belongs: it keeps its place, or equal jobs would take turns and all end late.
+        self._renew(job)
+        self._wait(job, now)
+
+    def next_level(self, job: Job) -> int:
+        level = self._index_level(job)
+        return super().next_level(job) if level is None else level
+
+    def _index_level(self, job: Job) -> int | None:
+        """The queue whose quantum covers the job's index; None while too little is known."""
+        lengths = self._by_prompt.get(len(job.prompt).bit_length())
+        if lengths is None or len(lengths) < ENOUGH:
+            lengths = self._all
+        if len(lengths) < ENOUGH:
+            return None
+        token = self.cost.decode(job.tokens)
+        if job.output:
+            index = lengths.index(len(job.output))
+        else:
+            index = lengths.index_before_start(self.next_iteration(job) / token)
+        return self.level_for(index * token)
