@@ -113,6 +113,47 @@ class TokenBatch(Message, frozen=True):
     items: list[JobTokens]
 
 
+class JobEventKind(StrEnum):
+    JOINED = "joined"
+    """arrived in a queue"""
+    STARTED = "started"
+    """first iteration"""
+    PREEMPTED = "preempted"
+    """could have gone on; `other` runs instead"""
+    RESUMED = "resumed"
+    DEMOTED = "demoted"
+    """its quantum was used up"""
+    PROMOTED = "promoted"
+    """it had waited too long, or is now expected to end soon"""
+    DROPPED = "dropped"
+    """its KV was given up: it is recomputed"""
+    ENDED = "ended"
+
+
+class JobEvent(Part, frozen=True):
+    """at: seconds since the job's arrival; level: its queue afterwards, 0 is Q1"""
+
+    kind: JobEventKind
+    at: float
+    level: int
+    other: JobId | None = None
+
+
+class Explain(Message, frozen=True):
+    """Ask the scheduler what happened to a job. Answered with an Explanation."""
+
+    job_id: JobId
+
+
+class Explanation(Message, frozen=True):
+    """forgotten: earlier events that are not kept any more"""
+
+    job_id: JobId
+    found: bool
+    events: list[JobEvent] = []
+    forgotten: int = 0
+
+
 # ---- KV planning (scheduler <-> kvcache)
 
 
@@ -375,7 +416,7 @@ class Metrics(Message, frozen=True):
 
 
 Body = (
-    Submit | Accepted | Refused | Abort | TokenBatch
+    Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
     | PlanRequest | PlanReply | KVChanged | StaleEpoch
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | CostModel | Hello | Progress | CollectMetrics | Metrics

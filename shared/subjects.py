@@ -35,6 +35,10 @@ class Subjects:
         return self._of("scheduler", "abort")
 
     @property
+    def explain(self) -> str:
+        return self._of("scheduler", "explain")
+
+    @property
     def step_result(self) -> str:
         return self._of("scheduler", "result")
 

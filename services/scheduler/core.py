@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
+from services.scheduler.history import History
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
 from shared.config import Config
@@ -19,6 +20,7 @@ from shared.messages import (
     Candidate,
     FinishReason,
     Holder,
+    JobEventKind,
     JobTokens,
     Limits,
     PlanReply,
@@ -71,6 +73,7 @@ class Scheduler:
         self._completed: list[StepId] = []
         self._released: list[JobId] = []
         self._just_ran: list[Job] = []
+        self.history = History()
         self._block_size = config.kv.block_size
         self._free_blocks = 0
 
@@ -86,6 +89,7 @@ class Scheduler:
         job = Job(message, trace, now)
         self._jobs[job.job_id] = job
         self.policy.add(job, now)
+        self.history.arrived(job.job_id, job.arrived, now, job.level)
         return None
 
     def _refusal(self, message: Submit) -> Refused | None:
@@ -146,7 +150,8 @@ class Scheduler:
         and as many of those that hold KV and run last, which it takes for victims.
         """
         wanted = 2 * self._batch_limit()
-        self.policy.promote(now)
+        for job in self.policy.promote(now):
+            self.history.note(job.job_id, JobEventKind.PROMOTED, now, job.level)
         candidates: list[Candidate] = []
         chosen: set[JobId] = set()
         for job, enst in self.policy.upcoming(now):
@@ -178,6 +183,7 @@ class Scheduler:
             if job is not None:
                 job.kv_tokens = 0
                 self.policy.dropped(job)
+                self.history.note(job_id, JobEventKind.DROPPED, now, job.level)
         batch: list[Job] = []
         step_jobs: list[StepJob] = []
         for grant in reply.granted:
@@ -187,7 +193,7 @@ class Scheduler:
             job.step = reply.step_id
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
-            job.first_run = now if job.first_run is None else job.first_run
+            self._note_start(job, now)
             batch.append(job)
             step_jobs.append(
                 StepJob(
@@ -195,7 +201,7 @@ class Scheduler:
                 )
             )
         if batch:
-            self._note_preemptions(now)
+            self._note_preemptions(batch, now)
             self._steps[reply.step_id] = batch
         elif reply.granted:
             self._completed.append(reply.step_id)  # the KV-cache manager holds it for in flight
@@ -203,10 +209,23 @@ class Scheduler:
             return None
         return StepPlan(reply.step_id, step_jobs, reply.directives, reply.waits)
 
-    def _note_preemptions(self, now: float) -> None:
+    def _note_start(self, job: Job, now: float) -> None:
+        if job.first_run is None:
+            job.first_run = now
+            self.history.note(job.job_id, JobEventKind.STARTED, now, job.level)
+        elif job.preempted:
+            self.history.note(job.job_id, JobEventKind.RESUMED, now, job.level)
+        job.preempted = False
+
+    def _note_preemptions(self, batch: list[Job], now: float) -> None:
+        """Jobs that came back from their last iteration and are not in the next one."""
+        before = {job.job_id for job in self._just_ran}
+        instead = next((job.job_id for job in batch if job.job_id not in before), None)
         for job in self._just_ran:
             if not job.in_flight and job.job_id in self._jobs:
+                job.preempted = True
                 self._observer.preempted(job, now)
+                self.history.note(job.job_id, JobEventKind.PREEMPTED, now, job.level, instead)
         self._just_ran = []
 
     def complete(self, result: StepResult, now: float) -> dict[str, list[JobTokens]]:
@@ -231,11 +250,18 @@ class Scheduler:
             reason = job.finish_reason()
             out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))
             if reason is None:
-                self.policy.ran(job, seconds, now)
+                self._charge(job, seconds, now)
                 self._just_ran.append(job)
             else:
                 self._end(job, reason, now)
         return out
+
+    def _charge(self, job: Job, seconds: float, now: float) -> None:
+        before = job.level
+        self.policy.ran(job, seconds, now)
+        if job.level != before:
+            kind = JobEventKind.DEMOTED if job.level > before else JobEventKind.PROMOTED
+            self.history.note(job.job_id, kind, now, job.level)
 
     def _failed(self, job: Job, error: str, now: float, out: defaultdict[str, list[JobTokens]]) -> None:
         job.step = None
@@ -253,6 +279,7 @@ class Scheduler:
         del self._jobs[job.job_id]
         self.policy.remove(job, completed=reason in (FinishReason.STOP, FinishReason.LENGTH))
         self._released.append(job.job_id)
+        self.history.ended(job.job_id, now, job.level)
         self._observer.finished(job, reason, now)
 
     def lose_kv(self, now: float) -> None:

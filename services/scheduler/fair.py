@@ -59,8 +59,8 @@ class Fair:
         if job.kv_tokens:
             self._holders.add(job)
 
-    def promote(self, now: float) -> None:
-        pass
+    def promote(self, now: float) -> list[Job]:
+        return []
 
     def ordered(self) -> Iterator[Job]:
         """Tenant by tenant, least served first, as if each job taken were served now."""

@@ -9,6 +9,7 @@ class Job:
 
     kv_tokens: KV entries it holds somewhere; 0 before its first iteration and after a drop
     step: the step it is in flight in, if any; it is never in two
+    preempted: others ran in its place after its last iteration
     arrived, waiting_since: seconds on the scheduler's clock
     level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
     rank: the policy's sort key, where it has one
@@ -16,8 +17,8 @@ class Job:
 
     __slots__ = (
         "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output",
-        "predicted_output", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step",
-        "stop_token_ids", "tenant", "trace", "used", "waiting_since",
+        "predicted_output", "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling",
+        "step", "stop_token_ids", "tenant", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -38,6 +39,7 @@ class Job:
         self.kv_tokens = 0
         self.step: StepId | None = None
         self.failures = 0
+        self.preempted = False
         self.level = 0
         self.quantum = 0.0
         self.used = 0.0

@@ -80,10 +80,11 @@ class MultiLevelQueue:
             self._queue_of[job.job_id].update(job, job.quantum - job.used)
         self._wait(job, now)
 
-    def promote(self, now: float) -> None:
+    def promote(self, now: float) -> list[Job]:
         """Jobs that have waited longer than alpha go to the first queue of all, with a quantum that their
-        next iteration does not use up at once.
+        next iteration does not use up at once. Returns those that changed their queue.
         """
+        moved: list[Job] = []
         alpha = self._settings.starvation_s
         while self._waiting and now - self._waiting[0][0] > alpha:
             since, _, job = heapq.heappop(self._waiting)
@@ -93,6 +94,7 @@ class MultiLevelQueue:
             used = job.used
             if self._queue_of[job.job_id] is not first[0]:
                 self._move(job, first, 0)
+                moved.append(job)
             job.quantum = max(self._quanta[0], self.next_iteration(job))
             job.used = used if self._settings.promotion_keeps_used else 0.0
             self._queue_of[job.job_id].update(job, max(0.0, job.quantum - job.used))
@@ -101,6 +103,7 @@ class MultiLevelQueue:
                 self._watch(job)  # a class above may yet appear
             # Else nothing more can be done for it: promoting it again would change nothing until it has
             # run, and under overload every waiting job would cost that once per alpha.
+        return moved
 
     def ordered(self) -> Iterator[Job]:
         return chain.from_iterable(self._all_queues())

@@ -38,8 +38,8 @@ class Policy(Protocol):
         """A waiting job lost its KV."""
         ...
 
-    def promote(self, now: float) -> None:
-        """Move jobs that have waited too long; called before each plan."""
+    def promote(self, now: float) -> list[Job]:
+        """Move jobs that have waited too long, and name them; called before each plan."""
         ...
 
     def ordered(self) -> Iterator[Job]:

@@ -53,8 +53,8 @@ class RankedPolicy:
         if job.kv_tokens:
             self._holders.add(job)
 
-    def promote(self, now: float) -> None:
-        pass
+    def promote(self, now: float) -> list[Job]:
+        return []
 
     def ordered(self) -> Iterator[Job]:
         return iter(self._jobs)

@@ -19,6 +19,8 @@ from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
 from shared.messages import (
     Abort,
     Accepted,
+    Explain,
+    Explanation,
     Hello,
     JobTokens,
     KVChanged,
@@ -155,6 +157,10 @@ class SchedulerService(Service):
             case Abort() as abort:
                 if self._core is not None:
                     self._core.abort(abort.job_ids, self.clock.now())
+            case Explain(job_id):
+                known = self._core.history.explain(job_id) if self._core else Explanation(job_id, found=False)
+                await self.bus.reply(delivery, known)
+                return
             case StepResult() | KVChanged() if delivery.epoch != self.bus.epoch:
                 self.bus.count("stale_epoch")
             case StepResult() as result:

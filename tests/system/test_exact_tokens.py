@@ -42,6 +42,7 @@ async def collect_tokens(app: Application) -> tuple[dict[int, list[int]], asynci
         (1, "skip-join", "reactive"),
         (1, "fcfs", "reactive"),
         (2, "skip-join", "reactive"),
+        (2, "gittins", "reactive"),
         (1, "skip-join", "recompute"),
     ],
 )

@@ -1,0 +1,57 @@
+"""A job can be told why it waited, and what is remembered stays bounded."""
+
+from services.scheduler.history import EVENTS_PER_JOB, FINISHED_KEPT, History
+from shared.ids import JobId
+from shared.messages import JobEventKind as Kind
+from tests.cores import Cores, create_config, create_submit
+
+
+def test_the_story_of_a_job_that_made_way() -> None:
+    cores = Cores(create_config(scheduler={"max_batch_size": 1, "starvation_s": 1e9}))
+    cores.submit(create_submit(1, prompt=10, max_tokens=9, waited=2.0))
+    cores.plan()
+    cores.finish_step()  # 1 s in Q1: its quantum is used up
+    cores.submit(create_submit(2, prompt=10, max_tokens=1))
+    cores.run()
+    explanation = cores.scheduler.history.explain(JobId(1))
+    assert explanation.found and explanation.forgotten == 0
+    story = [(event.kind, event.level, event.other) for event in explanation.events]
+    assert story[:5] == [
+        (Kind.JOINED, 0, None),
+        (Kind.STARTED, 0, None),
+        (Kind.DEMOTED, 1, None),
+        (Kind.PREEMPTED, 1, 2),
+        (Kind.RESUMED, 1, None),
+    ]
+    assert story[-1][0] is Kind.ENDED
+    times = [event.at for event in explanation.events]
+    assert times[0] == 2.0 and times == sorted(times)
+
+
+def test_promotion_and_lost_kv_are_in_it() -> None:
+    config = create_config(
+        scheduler={"max_batch_size": 1, "starvation_s": 3.0},
+        kv={"device_blocks": 4, "host_blocks": 0, "block_size": 16},
+    )
+    cores = Cores(config)
+    cores.submit(create_submit(1, prompt=40, max_tokens=20))
+    for _ in range(3):
+        cores.plan()
+        cores.finish_step()
+    cores.submit(*(create_submit(number, prompt=10, max_tokens=3) for number in range(2, 9)))
+    cores.run()
+    kinds = [event.kind for event in cores.scheduler.history.explain(JobId(1)).events]
+    assert Kind.PROMOTED in kinds and Kind.DROPPED in kinds
+
+
+def test_memory_is_bounded_by_events_and_by_jobs() -> None:
+    history = History()
+    for number in range(FINISHED_KEPT + 5):
+        history.arrived(JobId(number), 0.0, 0.0, 0)
+        for _ in range(EVENTS_PER_JOB + 10 if number == FINISHED_KEPT else 1):
+            history.note(JobId(number), Kind.PREEMPTED, 1.0, 0)
+        history.ended(JobId(number), 2.0, 0)
+    assert not history.explain(JobId(4)).found and history.explain(JobId(5)).found
+    long = history.explain(JobId(FINISHED_KEPT))
+    assert len(long.events) == EVENTS_PER_JOB and long.forgotten == 12
+    assert len(history._ended) == FINISHED_KEPT and not history._open
