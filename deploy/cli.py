@@ -3,12 +3,11 @@
 import argparse
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
-from shared.config import Config, Tree, load_document, override, parse, to_yaml
+from deploy import profile
+from deploy.options import add_config_arguments, load
+from shared.config import to_yaml
 from shared.errors import ConfigError
-
-DEFAULT_CONFIG = Path(__file__).parent / "local.yaml"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,38 +37,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command, run in ((serve, _serve), (config, _config)):
         command.set_defaults(run=run)
-        command.add_argument(
-            "file",
-            nargs="?",
-            type=Path,
-            default=DEFAULT_CONFIG,
-            metavar="CONFIG",
-            help="a Ray Serve config file (default: deploy/local.yaml)",
-        )
-        command.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            dest="assignments",
-            metavar="KEY=VALUE",
-            help="override one key of the configuration tree; may be repeated",
-        )
+        add_config_arguments(command)
+    profile.register(commands)
     return parser
-
-
-def _load(options: argparse.Namespace) -> tuple[Config, dict[str, Tree]]:
-    args, overrides = load_document(options.file)
-    return parse(override(args, options.assignments)), overrides
 
 
 def _serve(options: argparse.Namespace) -> int:
     from deploy.console import serve
 
-    return serve(*_load(options))
+    return serve(*load(options))
 
 
 def _config(options: argparse.Namespace) -> int:
-    print(to_yaml(_load(options)[0]), end="")
+    print(to_yaml(load(options)[0]), end="")
     return 0
 
 

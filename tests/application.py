@@ -19,7 +19,7 @@ from shared.service import Service
 
 _BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{state="(held|moving)"')
 READY_TIMEOUT_S = 120.0
-PROFILE = {"prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3}
+PROFILE = {"cache": False, "prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3}
 """A short grid: tests do not need a good fit."""
 SMALL_POOLS = {"device_blocks": 128, "host_blocks": 128}
 

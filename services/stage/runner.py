@@ -42,6 +42,7 @@ class StageRunner:
     copy threads.
 
     block_bytes: KV bytes of one block on this stage
+    hardware: name of the accelerator, empty on a CPU
     max_model_len: longest prompt + answer that model and configuration allow, tokens
     """
 
@@ -59,6 +60,7 @@ class StageRunner:
         torch.set_num_threads(config.stage.threads)
         self.max_model_len = checkpoint.max_model_len(config.model, folder)
         self.device = choose_device(config.model)
+        self.hardware = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         self._slice = self._load_slice(config, stage, folder, progress)
         self._tiers = self._allocate_tiers(config)
         self.block_bytes = self._tiers.block_bytes

@@ -100,7 +100,7 @@ class StageService(Service):
     def hello(self) -> Hello:
         capacity = self.config.kv.device_blocks * self.config.kv.block_size
         limits = Limits(self._runner.max_model_len, capacity)
-        return Hello(self.name, self.bus.instance, ready=True, limits=limits)
+        return Hello(self.name, self.bus.instance, True, self._runner.hardware, limits)
 
     # ------------------------------------------------------------ steps
 

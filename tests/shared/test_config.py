@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.cli import DEFAULT_CONFIG, main
+from deploy.cli import main
+from deploy.options import DEFAULT_CONFIG
 from shared.config import Config, Tree, load_document, override, parse, to_yaml
 from shared.errors import ConfigError
 
