@@ -20,6 +20,18 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
+Policy = Literal[
+    "skip-join",
+    "mlfq",
+    "fcfs",
+    "fixed-priority",
+    "srpt",
+    "fair",
+    "gittins",
+    "random-priority",
+    "markov-priority",
+]
+
 EMBEDDED_MODEL = "embedded"
 
 
@@ -74,17 +86,19 @@ class GatewayConfig(Section, frozen=True):
 class SchedulerConfig(Section, frozen=True):
     """policy: skip-join (preempts at every token), mlfq (the same without skip-join), fcfs (run to
         completion), fixed-priority (shortest prompt first), fair (least served tenant first) or gittins
-        (by the distribution of output lengths, learned as it runs)
+        (by the distribution of output lengths, learned as it runs); for experiments srpt (simulator only),
+        random-priority and markov-priority (priorities that change while jobs run)
     preset: parameters of the queues as in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
     max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
     levels, quantum_ratio, starvation_s, demotion_levels: override the preset: number of queues, quantum of a
         queue over that of the queue above, wait after which a job is promoted (alpha, seconds), queues that a
         job falls when its quantum is used up (eta)
+    trace_frequency, trace_seed: of the changing priorities: updates per plan, and what they are drawn from
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
     """
 
-    policy: Literal["skip-join", "mlfq", "fcfs", "fixed-priority", "srpt", "fair", "gittins"] = "skip-join"
+    policy: Policy = "skip-join"
     preset: Literal["paper-v3", "paper-v1", "artifact"] = "paper-v3"
     max_batch_size: Positive = 16
     max_batch_tokens: Positive = 2048
@@ -92,6 +106,8 @@ class SchedulerConfig(Section, frozen=True):
     quantum_ratio: Annotated[float, Meta(gt=1)] | None = None
     starvation_s: Seconds | None = None
     demotion_levels: Positive | None = None
+    trace_frequency: Annotated[float, Meta(gt=0, le=1)] = 0.04
+    trace_seed: int = 0
     step_timeout_s: Seconds = 60.0
 
 

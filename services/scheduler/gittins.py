@@ -7,7 +7,7 @@ like. It is quantised to the queues, so that it changes rarely, and alpha bounds
 
 from services.scheduler.job import Job
 from services.scheduler.lengths import LengthDistribution
-from services.scheduler.mlfq import SkipJoinMLFQ
+from services.scheduler.mlfq import SHORTEST_S, SkipJoinMLFQ
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
 
@@ -55,7 +55,7 @@ class Gittins(SkipJoinMLFQ):
             lengths = self._all
         if len(lengths) < ENOUGH:
             return None
-        token = self.cost.decode(job.tokens)
+        token = max(self.cost.decode(job.tokens), SHORTEST_S)
         if job.output:
             index = lengths.index(len(job.output))
         else:

@@ -17,6 +17,9 @@ from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
 from shared.ids import JobId
 
+SHORTEST_S = 1e-4
+"""No iteration is shorter."""
+
 
 class MultiLevelQueue:
     """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1."""
@@ -49,7 +52,8 @@ class MultiLevelQueue:
 
     def set_cost_model(self, cost: CostModel) -> None:
         self.cost = cost
-        first = self._settings.quantum_s or cost.minimum_iteration
+        # A fit may give zero; with quanta of zero all jobs would meet in the lowest queue.
+        first = self._settings.quantum_s or max(cost.minimum_iteration, SHORTEST_S)
         self._quanta = [first * self._settings.ratio**level for level in range(self._settings.levels)]
 
     def add(self, job: Job, now: float) -> None:

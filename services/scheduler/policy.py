@@ -8,6 +8,7 @@ from services.scheduler.gittins import Gittins
 from services.scheduler.job import Job
 from services.scheduler.mlfq import NaiveMLFQ, SkipJoinMLFQ
 from services.scheduler.ranked import FirstComeFirstServed, FixedPriority, ShortestRemainingTime
+from services.scheduler.replayed import MarkovPriority, RandomPriority
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
 
@@ -69,4 +70,6 @@ POLICIES: dict[str, Callable[[SchedulerConfig, CostModel], Policy]] = {
     "srpt": ShortestRemainingTime,
     "fair": Fair,
     "gittins": Gittins,
+    "random-priority": RandomPriority,
+    "markov-priority": MarkovPriority,
 }

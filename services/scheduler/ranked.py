@@ -56,6 +56,17 @@ class RankedPolicy:
     def promote(self, now: float) -> list[Job]:
         return []
 
+    def sort_again(self) -> None:
+        """After ranks of many jobs have changed."""
+        jobs, holders = list(self._jobs), list(self._holders)
+        self._jobs.clear()
+        self._holders.clear()
+        for job in jobs:
+            priority, _, arrival = job.rank
+            job.rank = (priority, self.rank(job), arrival)
+        self._jobs.update(jobs)
+        self._holders.update(holders)
+
     def ordered(self) -> Iterator[Job]:
         return iter(self._jobs)
 

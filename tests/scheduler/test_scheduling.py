@@ -1,8 +1,12 @@
 """What the scheduler promises, beyond the paper's example."""
 
+from itertools import pairwise
+
 import pytest
 
 from services.scheduler.mlfq import MultiLevelQueue
+from services.scheduler.policy import POLICIES
+from shared.costmodel import CostModel
 from shared.ids import JobId
 from shared.messages import FinishReason, Refused
 from tests.cores import Cores, create_config, create_submit
@@ -301,3 +305,33 @@ def test_priorities_leave_nothing_behind() -> None:
     policy = cores.scheduler.policy
     assert isinstance(policy, MultiLevelQueue)
     assert len(policy._classes) <= 1 and len(policy._holders_in) <= 16
+
+
+@pytest.mark.parametrize("policy", ["random-priority", "markov-priority"])
+def test_replayed_priorities_switch_at_their_frequency_and_repeat_with_the_seed(policy: str) -> None:
+    def switches(frequency: float, seed: int) -> list[int]:
+        cores = create_cores(policy=policy, trace_frequency=frequency, trace_seed=seed, max_batch_size=1)
+        cores.submit(*(create_submit(number, max_tokens=200) for number in range(5)))
+        order: list[int] = []
+        for _ in range(100):
+            cores.plan()
+            order.append(cores.in_flight[0].jobs[0].job_id)
+            cores.finish_step()
+        return order
+
+    def count(order: list[int]) -> int:
+        return sum(before != after for before, after in pairwise(order))
+
+    assert switches(0.2, seed=1) == switches(0.2, seed=1) != switches(0.2, seed=2)
+    assert count(switches(0.01, seed=1)) < count(switches(0.5, seed=1))
+    every_tenth = switches(0.1, seed=1)
+    places = [place for place, (before, after) in enumerate(pairwise(every_tenth), 2) if before != after]
+    assert places and all(place % 10 == 0 for place in places)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_cost_model_of_zeros_does_no_harm(policy: str) -> None:
+    cores = create_cores(policy=policy)
+    cores.scheduler.set_cost_model(CostModel(0, 0, 0, 0, 0, 0, samples=1))
+    cores.submit(*(create_submit(number, predicted_output=2) for number in range(9)))
+    cores.run()
