@@ -4,7 +4,7 @@ Pure: no I/O and no clock. One instance lives for one scheduler epoch; a new epo
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from services.kvcache.jobs import JobKV, Residence
@@ -114,20 +114,32 @@ class KVCache:
         return missing + plan.owed <= self.device.free
 
     def _victims(self, plan: "_PlanInProgress") -> Iterator[JobKV]:
-        """Jobs that may give up their device blocks, largest ENST first."""
+        """Jobs that may give up their device blocks, largest ENST first.
+
+        The scheduler names those that run last; only when they do not suffice are all looked at.
+        """
+        named = [entry.job_id for entry in (*plan.request.holders, *plan.request.candidates)]
+        yield from self._idle_on_device(
+            [self._jobs[job_id] for job_id in named if job_id in self._jobs], plan
+        )
+        yield from self._idle_on_device(self._jobs.values(), plan)
+
+    def _idle_on_device(self, jobs: Iterable[JobKV], plan: "_PlanInProgress") -> list[JobKV]:
         idle = [
             job
-            for job in self._jobs.values()
+            for job in jobs
             if job.residence is Residence.DEVICE and job.idle and job.job_id not in plan.seen
         ]
         idle.sort(key=lambda job: job.enst, reverse=True)
-        return iter(idle)
+        return idle
 
     def _room_on_host(self, victim: JobKV, plan: "_PlanInProgress") -> bool:
         """Make the host take `victim` by dropping jobs there that are due even later; False if it cannot."""
         if self._config.swap_mode == "recompute":
             return False
         need = self._blocks(victim.tokens)
+        if need <= self.host.free:
+            return True
         later = sorted(
             (
                 job
@@ -273,6 +285,7 @@ class _PlanInProgress:
     """
 
     def __init__(self, request: PlanRequest) -> None:
+        self.request = request
         self.step_id = request.step_id
         self.granted: list[Grant] = []
         self.directives: list[Directive] = []

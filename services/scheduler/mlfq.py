@@ -9,6 +9,8 @@ import heapq
 from collections.abc import Iterator
 from itertools import chain
 
+from sortedcontainers import SortedKeyList
+
 from services.scheduler.holders import Holders, largest
 from services.scheduler.job import Job
 from services.scheduler.presets import settings
@@ -30,7 +32,8 @@ class MultiLevelQueue:
         self._classes: dict[int, list[JobQueue]] = {}
         self._queue_of: dict[JobId, JobQueue] = {}
         self._holders = Holders()
-        self._holders_in: dict[JobQueue, dict[JobId, Job]] = {}
+        self._holders_in: dict[JobQueue, SortedKeyList] = {}  # each in the queue's order
+        self._enqueued = 0
         self._waiting: list[tuple[float, int, Job]] = []  # heap; entries whose time is outdated are skipped
         self._entries = 0
         self.set_cost_model(cost)
@@ -73,8 +76,9 @@ class MultiLevelQueue:
 
     def dropped(self, job: Job) -> None:
         """It holds no KV any more, or is in flight and can be no victim."""
-        self._holders.discard(job)
-        self._holders_in.get(self._queue_of[job.job_id], {}).pop(job.job_id, None)
+        if job in self._holders:
+            self._holders.discard(job)
+            self._holders_in[self._queue_of[job.job_id]].remove(job)
 
     def ran(self, job: Job, seconds: float, now: float) -> None:
         job.used += seconds
@@ -162,9 +166,7 @@ class MultiLevelQueue:
 
     def _holders_from_the_tail(self) -> Iterator[Job]:
         for queue in reversed(list(self._all_queues())):
-            held = self._holders_in.get(queue)
-            if held:
-                yield from sorted(held.values(), key=queue.position, reverse=True)
+            yield from reversed(self._holders_in.get(queue, ()))
 
     def _all_queues(self) -> Iterator[JobQueue]:
         for priority in sorted(self._classes):
@@ -195,11 +197,14 @@ class MultiLevelQueue:
         heapq.heappush(self._waiting, (job.waiting_since, self._entries, job))
 
     def _note_wait(self, job: Job, since: float) -> None:
+        self.dropped(job)
         job.waiting_since = since
-        self._holders.discard(job)
         if job.kv_tokens:
             self._holders.add(job)
-            self._holders_in.setdefault(self._queue_of[job.job_id], {})[job.job_id] = job
+            queue = self._queue_of[job.job_id]
+            if queue not in self._holders_in:
+                self._holders_in[queue] = SortedKeyList(key=_by_rank)
+            self._holders_in[queue].add(job)
 
     def _renew(self, job: Job) -> None:
         """The quantum of its queue anew, in its place."""
@@ -214,8 +219,14 @@ class MultiLevelQueue:
 
     def _enqueue(self, job: Job, queues: list[JobQueue], level: int) -> None:
         job.level, job.used, job.quantum = level, 0.0, self._quanta[level]
+        self._enqueued += 1
+        job.rank = (self._enqueued,)
         queues[level].append(job, job.quantum)
         self._queue_of[job.job_id] = queues[level]
+
+
+def _by_rank(job: Job) -> tuple[float, ...]:
+    return job.rank
 
 
 class SkipJoinMLFQ(MultiLevelQueue):

@@ -60,10 +60,6 @@ class JobQueue:
             slot &= slot - 1
         return seconds
 
-    def position(self, job: Job) -> int:
-        """A number that grows from the head to the tail; it may change when the queue is packed."""
-        return self._slots[job.job_id]
-
     def _set(self, slot: int, seconds: float) -> None:
         change = seconds - self._seconds[slot]
         self._seconds[slot] = seconds
