@@ -154,6 +154,12 @@ class Cores:
         for directive in list(self.moving):
             self.finish_transfer(directive.transfer_id)
 
+    def iterate(self, count: int) -> None:
+        """That many iterations, one batch in flight at a time."""
+        for _ in range(count):
+            self.plan()
+            self.finish_step()
+
     def run(self, limit: int = 100_000) -> None:
         """Until every job has ended."""
         for _ in range(limit):

@@ -90,9 +90,7 @@ def test_enst_and_the_last_holders_equal_a_full_scan(
 def test_jobs_in_flight_and_without_kv_are_no_victims(name: str) -> None:
     cores = Cores(create_config(scheduler={"policy": name, "max_batch_size": 2}))
     cores.submit(*(create_submit(number, max_tokens=9, predicted_output=9) for number in range(6)))
-    for _ in range(4):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(4)
     cores.plan()
     policy = cores.scheduler.policy
     waiting = {job.job_id for job in policy.ordered() if job.kv_tokens and not job.in_flight}

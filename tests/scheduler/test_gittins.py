@@ -71,9 +71,7 @@ def test_a_job_that_outlives_the_short_ones_makes_way_for_newcomers() -> None:
     """Bimodal: 9 of 10 have 4 tokens, one has 400. After 8 tokens a job is known to be long."""
     cores = create_trained([4] * 9 + [400])
     cores.submit(create_submit(0, max_tokens=400))
-    for _ in range(20):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(20)
     cores.submit(*(create_submit(number, max_tokens=4) for number in range(1, 6)))
     cores.run()
     assert max(cores.recorder.ends, key=lambda job_id: cores.recorder.ends[job_id][1]) == 0

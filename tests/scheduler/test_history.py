@@ -35,9 +35,7 @@ def test_promotion_and_lost_kv_are_in_it() -> None:
     )
     cores = Cores(config)
     cores.submit(create_submit(1, prompt=40, max_tokens=20))
-    for _ in range(3):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(3)
     cores.submit(*(create_submit(number, prompt=10, max_tokens=3) for number in range(2, 9)))
     cores.run()
     kinds = [event.kind for event in cores.scheduler.history.explain(JobId(1)).events]

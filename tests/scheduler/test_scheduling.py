@@ -24,9 +24,7 @@ def order_of_ends(cores: Cores) -> list[int]:
 def test_a_short_request_and_a_long_answer_that_runs(policy: str, first: int) -> None:
     cores = create_cores(policy=policy, max_batch_size=1)
     cores.submit(create_submit(1, max_tokens=200))
-    for _ in range(20):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(20)
     cores.submit(create_submit(2, max_tokens=8))
     cores.run()
     assert order_of_ends(cores)[0] == first
@@ -36,9 +34,7 @@ def test_preemption_is_at_every_token() -> None:
     """The newcomer runs in the very next iteration, not after a quantum."""
     cores = create_cores(max_batch_size=1)
     cores.submit(create_submit(1, max_tokens=100))
-    for _ in range(10):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(10)
     cores.submit(create_submit(2, max_tokens=2))
     cores.plan()
     assert [job.job_id for job in cores.in_flight[0].jobs] == [2]
@@ -192,9 +188,7 @@ def test_a_failed_step_is_recomputed_once_and_then_told_to_the_client() -> None:
 def test_a_new_epoch_recomputes_without_losing_or_doubling_a_token() -> None:
     cores = create_cores()
     cores.submit(*(create_submit(number, max_tokens=6) for number in range(5)))
-    for _ in range(3):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(3)
     cores.plan()
     late = cores.in_flight.pop()
     cores.scheduler.lose_kv(cores.clock.now())
@@ -218,9 +212,7 @@ def test_with_several_batches_in_flight_no_job_is_in_two() -> None:
 def test_priority_classes_are_strict_and_alpha_bounds_waiting_across_them() -> None:
     cores = create_cores(max_batch_size=1, starvation_s=30.0)
     cores.submit(create_submit(1, max_tokens=200, priority=5))
-    for _ in range(3):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(3)
     cores.submit(create_submit(2, prompt=100, max_tokens=100, priority=-1))
     for _ in range(20):
         cores.plan()
@@ -286,9 +278,7 @@ def test_a_flooding_tenant_does_not_slow_a_quiet_one() -> None:
 def test_a_tenant_that_was_away_has_earned_no_credit() -> None:
     cores = create_cores(policy="fair", max_batch_size=1)
     cores.submit(create_submit(1, max_tokens=50, tenant="busy"))
-    for _ in range(30):
-        cores.plan()
-        cores.finish_step()
+    cores.iterate(30)
     cores.submit(create_submit(2, max_tokens=50, tenant="late"))
     turns: list[int] = []
     for _ in range(20):
