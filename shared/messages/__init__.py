@@ -1,0 +1,125 @@
+"""Every message on the bus. MessagePack, tagged, array-like; tensors are raw bytes with dtype and shape.
+
+Field order is the wire format: append new fields, with a default, at the end.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.costmodel import CostModel
+from shared.ids import Epoch
+from shared.messages.base import Message, Part
+from shared.messages.kv import (
+    Candidate,
+    Direction,
+    Directive,
+    Grant,
+    Holder,
+    KVChanged,
+    Move,
+    PlanReply,
+    PlanRequest,
+    StaleEpoch,
+)
+from shared.messages.life import (
+    Hello,
+    Limits,
+    Progress,
+)
+from shared.messages.metrics import (
+    CollectMetrics,
+    MetricFamily,
+    Metrics,
+    Sample,
+)
+from shared.messages.requests import (
+    Abort,
+    Accepted,
+    Explain,
+    Explanation,
+    FinishReason,
+    JobEvent,
+    JobEventKind,
+    JobTokens,
+    Refused,
+    Sampling,
+    Submit,
+    TokenBatch,
+)
+from shared.messages.steps import (
+    StepInput,
+    StepJob,
+    StepPlan,
+    StepResult,
+    StepTiming,
+    TensorData,
+    TransferDone,
+    Transferred,
+)
+
+__all__ = [
+    "Abort",
+    "Accepted",
+    "Body",
+    "Candidate",
+    "CollectMetrics",
+    "Direction",
+    "Directive",
+    "Envelope",
+    "Explain",
+    "Explanation",
+    "FinishReason",
+    "Grant",
+    "Hello",
+    "Holder",
+    "JobEvent",
+    "JobEventKind",
+    "JobTokens",
+    "KVChanged",
+    "Limits",
+    "Message",
+    "MetricFamily",
+    "Metrics",
+    "Move",
+    "Part",
+    "PlanReply",
+    "PlanRequest",
+    "Progress",
+    "Refused",
+    "Sample",
+    "Sampling",
+    "StaleEpoch",
+    "StepInput",
+    "StepJob",
+    "StepPlan",
+    "StepResult",
+    "StepTiming",
+    "Submit",
+    "TensorData",
+    "TokenBatch",
+    "TransferDone",
+    "Transferred",
+]
+
+Body = (
+    Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
+    | PlanRequest | PlanReply | KVChanged | StaleEpoch
+    | StepPlan | StepInput | StepResult | StepTiming | TransferDone
+    | CostModel | Hello | Progress | CollectMetrics | Metrics
+)  # fmt: skip
+"""Any message body."""
+
+
+class Envelope(Part, frozen=True):
+    """What is on the wire.
+
+    source: the publisher's instance id
+    seq: counts up from 1 per publisher and subject, so that a receiver sees gaps
+    epoch: the publisher's view of the scheduler epoch, 0 outside of any
+    """
+
+    source: str
+    seq: Annotated[int, Meta(ge=0)]
+    epoch: Epoch
+    body: Body

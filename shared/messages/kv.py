@@ -1,0 +1,107 @@
+"""Between the scheduler and the KV-cache manager: which jobs run, what moves."""
+
+from enum import StrEnum
+
+from shared.ids import BlockId, Epoch, JobId, StepId, TransferId
+from shared.messages.base import Message, Part
+
+
+class Candidate(Part, frozen=True):
+    """A job that may run in the next iteration, in priority order.
+
+    new_tokens: tokens it would compute; context: KV tokens it holds afterwards
+    enst: estimated next scheduled time, seconds from now (0: as soon as possible)
+    """
+
+    job_id: JobId
+    new_tokens: int
+    context: int
+    enst: float = 0.0
+    trace: str | None = None
+
+
+class Holder(Part, frozen=True):
+    """A job that holds KV but is no candidate now."""
+
+    job_id: JobId
+    enst: float
+
+
+class PlanRequest(Message, frozen=True):
+    """What the scheduler wants to run next. Answered with a PlanReply.
+
+    holders: those that hold KV and run last, largest ENST first; empty when no victims can be needed
+    completed: steps whose result has arrived since the last request (their jobs are no longer in flight)
+    released: jobs that ended; their blocks go back as soon as nothing reads or writes them
+    """
+
+    step_id: StepId
+    candidates: list[Candidate]
+    holders: list[Holder] = []
+    completed: list[StepId] = []
+    released: list[JobId] = []
+    batch_limit: int = 0
+    token_limit: int = 0
+
+
+class Move(Part, frozen=True):
+    """`count` neighbouring blocks copied from `src` in one tier to `dst` in the other."""
+
+    src: BlockId
+    dst: BlockId
+    count: int
+
+
+class Direction(StrEnum):
+    OUT = "out"
+    """device to host"""
+    IN = "in"
+    """host to device"""
+
+
+class Directive(Part, frozen=True):
+    """One job's swap. Each stage and rank copies its own layers' share and sends TransferDone."""
+
+    transfer_id: TransferId
+    job_id: JobId
+    direction: Direction
+    moves: list[Move]
+
+    @property
+    def blocks(self) -> int:
+        return sum(move.count for move in self.moves)
+
+
+class Grant(Part, frozen=True):
+    """The job may run: `table` holds its block ids in order, little-endian int32."""
+
+    job_id: JobId
+    table: bytes
+
+
+class PlanReply(Message, frozen=True):
+    """Which candidates run, and what moves.
+
+    waits: transfers that must be complete before this step computes (its own swap-ins)
+    dropped: jobs whose KV was given up; they must be recomputed from their tokens
+    free_blocks: device blocks left
+    """
+
+    step_id: StepId
+    granted: list[Grant] = []
+    directives: list[Directive] = []
+    waits: list[TransferId] = []
+    dropped: list[JobId] = []
+    free_blocks: int = 0
+
+
+class KVChanged(Message, frozen=True):
+    """A transfer finished: blocked candidates may fit now."""
+
+    free_blocks: int
+
+
+class StaleEpoch(Message, frozen=True):
+    """The answer to a request of an older epoch: the sender was superseded and must stop."""
+
+    newest: Epoch

@@ -1,0 +1,37 @@
+"""Who is there, what it can do, and how far a start is."""
+
+from shared.messages.base import Message, Part
+
+
+class Limits(Part, frozen=True):
+    """What a single request may ask for. capacity: tokens that one job's KV may ever hold."""
+
+    max_model_len: int
+    capacity: int
+
+    @property
+    def max_tokens_total(self) -> int:
+        return min(self.max_model_len, self.capacity)
+
+
+class Hello(Message, frozen=True):
+    """Published every second by every service; a new `instance` means that the service was restarted.
+
+    service: "scheduler", "kvcache", "profiler", "gateway" or "stage0", "stage1", ...
+    ready: it can do its work
+    limits: set by the scheduler once it is ready
+    """
+
+    service: str
+    instance: str
+    ready: bool
+    detail: str = ""
+    limits: Limits | None = None
+
+
+class Progress(Message, frozen=True):
+    """Start-up progress for whoever watches. fraction in 0..1, or None where it is unknown."""
+
+    service: str
+    text: str
+    fraction: float | None = None

@@ -1,0 +1,136 @@
+"""Between whoever wants tokens (gateway, profiler) and the scheduler."""
+
+from enum import StrEnum
+
+from shared.ids import JobId
+from shared.messages.base import Message, Part
+
+
+class Sampling(Part, frozen=True):
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 switch the filters off.
+
+    The draw depends on (seed, position of the token) alone, never on who shares the batch.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """a stop token was drawn"""
+    LENGTH = "length"
+    """max_tokens or the room in context or KV pool was used up"""
+    ABORT = "abort"
+    """the client went away or the gateway found a stop string"""
+    ERROR = "error"
+    """the system failed; never shown to clients as a normal end"""
+
+
+class Submit(Message, frozen=True):
+    """A job to run. Answered with Accepted or Refused.
+
+    prompt: token ids, at least one
+    output: tokens already generated, when a job is resubmitted after a scheduler was lost
+    max_tokens: output tokens in all, those in `output` included
+    stop_token_ids: drawing one of them ends the job (it is still reported as a token)
+    reply_to: bus instance that receives its TokenBatch messages
+    waited: seconds since the request arrived at the gateway
+    priority: lower runs first; classes are strict
+    tenant: whose fair share it counts against
+    predicted_output: its true length, which only the simulator and tests know
+    """
+
+    job_id: JobId
+    reply_to: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    stop_token_ids: list[int] = []
+    output: list[int] = []
+    waited: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    predicted_output: int | None = None
+
+
+class Accepted(Message, frozen=True):
+    job_id: JobId
+
+
+class Refused(Message, frozen=True):
+    """The job was not taken. `param` is the request field at fault, if it was one."""
+
+    job_id: JobId
+    reason: str
+    param: str | None = None
+    retryable: bool = False
+
+
+class Abort(Message, frozen=True):
+    """End these jobs now and return their blocks. Unknown ids are ignored: they may just have finished."""
+
+    job_ids: list[JobId]
+
+
+class JobTokens(Part, frozen=True):
+    """New tokens of one job: output tokens number start, start + 1, ... (0-based)."""
+
+    job_id: JobId
+    start: int
+    tokens: list[int]
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+class TokenBatch(Message, frozen=True):
+    """All new tokens of one iteration for one receiver."""
+
+    items: list[JobTokens]
+
+
+class JobEventKind(StrEnum):
+    JOINED = "joined"
+    """arrived in a queue"""
+    STARTED = "started"
+    """first iteration"""
+    PREEMPTED = "preempted"
+    """could have gone on; `other` runs instead"""
+    RESUMED = "resumed"
+    DEMOTED = "demoted"
+    """its quantum was used up"""
+    PROMOTED = "promoted"
+    """it had waited too long, or is now expected to end soon"""
+    DROPPED = "dropped"
+    """its KV was given up: it is recomputed"""
+    ENDED = "ended"
+
+
+class JobEvent(Part, frozen=True):
+    """at: seconds since the job's arrival; level: its queue afterwards, 0 is Q1"""
+
+    kind: JobEventKind
+    at: float
+    level: int
+    other: JobId | None = None
+
+
+class Explain(Message, frozen=True):
+    """Ask the scheduler what happened to a job. Answered with an Explanation."""
+
+    job_id: JobId
+
+
+class Explanation(Message, frozen=True):
+    """forgotten: earlier events that are not kept any more"""
+
+    job_id: JobId
+    found: bool
+    events: list[JobEvent] = []
+    forgotten: int = 0

@@ -1,0 +1,100 @@
+"""One iteration: from the scheduler through the stages and back, with its transfers and timings."""
+
+from shared.costmodel import BatchLoad
+from shared.ids import JobId, StepId, TransferId
+from shared.messages.base import Message, Part
+from shared.messages.kv import Direction, Directive
+from shared.messages.requests import Sampling
+
+
+class StepJob(Part, frozen=True):
+    """One job's share of an iteration.
+
+    tokens: ids to compute, the first at position `start` (0-based in prompt + output)
+    table: its block table, little-endian int32
+    sampling: None while its prompt is not complete in this step: nothing is drawn then
+    trace: W3C traceparent under which the stages report a span for this job in this step
+    """
+
+    job_id: JobId
+    tokens: list[int]
+    start: int
+    table: bytes
+    sampling: Sampling | None = None
+    trace: str | None = None
+
+
+class StepPlan(Message, frozen=True):
+    """One iteration for all stages. Without jobs it only carries directives."""
+
+    step_id: StepId
+    jobs: list[StepJob] = []
+    directives: list[Directive] = []
+    waits: list[TransferId] = []
+
+    def load(self) -> BatchLoad:
+        load = BatchLoad()
+        for job in self.jobs:
+            load = load.plus(len(job.tokens), job.start + len(job.tokens))
+        return load
+
+
+class TensorData(Part, frozen=True):
+    """A dense tensor, or where it lies: exactly one of `data` (inline) and `segment` (shared-memory name)."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes = b""
+    segment: str | None = None
+
+
+class StepInput(Message, frozen=True):
+    """A plan on its way through stages 1..N-1 with the activations of the stage before.
+
+    hidden: [tokens, hidden_size], absent for a plan without jobs
+    seconds, waited: per stage so far, the compute time and the time blocked on swap-ins
+    """
+
+    plan: StepPlan
+    hidden: TensorData | None = None
+    seconds: list[float] = []
+    waited: list[float] = []
+
+
+class StepResult(Message, frozen=True):
+    """The last stage's answer: one token per job whose `sampling` was set, in the plan's order.
+
+    error: set when a stage failed in this step; no job of it has a token then
+    """
+
+    step_id: StepId
+    tokens: list[int]
+    seconds: list[float] = []
+    waited: list[float] = []
+    error: str | None = None
+
+
+class StepTiming(Message, frozen=True):
+    """For the profiler: the work of one iteration and the compute time of each stage, seconds."""
+
+    step_id: StepId
+    load: BatchLoad
+    seconds: list[float]
+
+
+class Transferred(Part, frozen=True):
+    """One copy that is complete on one stage and rank; seconds: from its first to its last byte."""
+
+    transfer_id: TransferId
+    direction: Direction
+    blocks: int
+    bytes: int
+    seconds: float
+
+
+class TransferDone(Message, frozen=True):
+    """These transfers are complete on this stage and rank."""
+
+    stage: int
+    done: list[Transferred]
+    rank: int = 0
