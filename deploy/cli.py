@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from deploy import profile
 from deploy.options import add_config_arguments, load
+from loadgen.simulate import command as simulate
 from shared.config import to_yaml
 from shared.errors import ConfigError
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         add_config_arguments(command)
     profile.register(commands)
+    simulate.register(commands)
     return parser
 
 

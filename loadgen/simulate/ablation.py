@@ -1,0 +1,120 @@
+"""One thing changed at a time: where the advantage comes from, and where there is none."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from loadgen.simulate import lengths, models
+from loadgen.simulate.paper import SLO_S, promotion_s
+from loadgen.simulate.results import summarise
+from loadgen.simulate.scenario import Scenario, available, swap_modes
+from loadgen.simulate.workload import Request, synthetic
+
+SWEPT = ("fcfs", "fixed-priority", "mlfq", "skip-join", "gittins", "srpt")
+RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
+TOTAL_TOKENS = 500
+"""Prompt and output together, about ShareGPT's mean: only their ratio varies."""
+
+MODEL = models.MODELS["opt-13b"]
+ALPHA_S = promotion_s(MODEL)
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One run. mean, p95: latency per output token, seconds; swap_share: stalls ÷ latency
+
+    value: of what is varied
+    """
+
+    study: str
+    value: str
+    policy: str
+    swap_mode: str
+    rate: float
+    mean: float
+    p95: float
+    swap_share: float
+    recomputes: int
+
+
+def studies(count: int, seed: int) -> Iterator[Point]:
+    yield from lengths_ratio(count, seed)
+    yield from swapping(count, seed)
+    yield from burstiness(count, seed)
+    yield from stages(count, seed)
+    yield from starvation(count, seed)
+    yield from alike(count, seed)
+
+
+def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
+    """Input ÷ output from 0.25 to 256 at 1.2 times what run to completion sustains."""
+    for ratio in RATIOS:
+        output = max(1, round(TOTAL_TOKENS / (1 + ratio)))
+        shape = lengths.fitted(lengths.LOGNORMAL, (float(TOTAL_TOKENS - output), float(output)))
+        rate = 1.2 * sustained(MODEL, TOTAL_TOKENS - output, output)
+        requests = synthetic(shape.sample, count, rate, 1.0, seed)
+        for policy in available(SWEPT)[0]:
+            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            yield _point("input/output", f"{ratio:g}", scenario, rate, requests)
+
+
+def swapping(count: int, seed: int) -> Iterator[Point]:
+    """Every mode that the KV-cache manager has, at the paper's rates."""
+    for rate in (1.0, 1.5, 2.0, 3.0):
+        requests = synthetic(lengths.named("sharegpt"), count, rate, 1.0, seed)
+        for mode in swap_modes():
+            scenario = Scenario(MODEL, swap_mode=mode, starvation_s=ALPHA_S)
+            yield _point("swap mode", mode, scenario, rate, requests)
+
+
+def burstiness(count: int, seed: int) -> Iterator[Point]:
+    for cv in (1.0, 2.0, 4.0, 8.0):
+        requests = synthetic(lengths.named("sharegpt"), count, 1.5, cv, seed)
+        for policy in available(("fcfs", "skip-join"))[0]:
+            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            yield _point("burstiness", f"cv {cv:g}", scenario, 1.5, requests)
+
+
+def stages(count: int, seed: int) -> Iterator[Point]:
+    """The same cost and memory cut into more stages, each with a batch of its own in flight."""
+    for number in (1, 2, 4, 8, 16):
+        rate = 1.5 * number
+        requests = synthetic(lengths.named("sharegpt"), count, rate, 1.0, seed)
+        model = msgspec.structs.replace(
+            MODEL, device_tokens=number * MODEL.device_tokens, host_bytes=number * MODEL.host_bytes
+        )
+        for policy in available(("fcfs", "skip-join"))[0]:
+            scenario = Scenario(model, policy, stages=number, starvation_s=ALPHA_S)
+            yield _point("stages", str(number), scenario, rate, requests)
+
+
+def starvation(count: int, seed: int) -> Iterator[Point]:
+    """What the bound on waiting costs: under overload every waiting job exceeds a short one."""
+    requests = synthetic(lengths.named("sharegpt"), count, 2.41, 1.0, seed)
+    for alpha in (0.3, 3.0, 10.0, 25.0, 100.0):
+        scenario = Scenario(MODEL, starvation_s=alpha)
+        yield _point("starvation", f"{alpha:g} s", scenario, 2.41, requests)
+
+
+def alike(count: int, seed: int) -> Iterator[Point]:
+    """Low load, and lengths that are all the same: nothing to gain."""
+    for name, rate in (("sharegpt", 0.5), ("constant", 2.0), ("uniform", 2.0), ("bimodal", 2.0)):
+        requests = synthetic(lengths.named(name), count, rate, 1.0, seed)
+        for policy in available(("fcfs", "skip-join", "gittins"))[0]:
+            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            yield _point("lengths", name, scenario, rate, requests)
+
+
+def sustained(model: models.ModelProfile, prompt: int, output: int, batch: int = 16) -> float:
+    """Requests a second at full batches: each pays its prompt and its share of the decode iterations."""
+    cost = model.cost
+    iteration = cost.decode_a + cost.decode_c * batch + cost.decode_b * batch * (prompt + output / 2)
+    return 1 / (cost.prefill_b * prompt + cost.prefill_c * prompt**2 + output * iteration / batch)
+
+
+def _point(study: str, value: str, scenario: Scenario, rate: float, requests: list[Request]) -> Point:
+    summary = summarise(scenario.run(requests), SLO_S)
+    each = summary.latency_per_token
+    return Point(
+        study, value, scenario.policy, scenario.swap_mode, round(rate, 3), round(each.mean, 4),
+        round(each.p95, 4), round(summary.swap_share, 4), summary.recomputes,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""`skipjoin simulate`: the studies, as tables and as JSON."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from loadgen.simulate import ablation, example, lengths, paper, profile, traces
+from loadgen.simulate.results import Spread, Summary, summarise
+from loadgen.simulate.scenario import Scenario, available, swap_modes
+from loadgen.simulate.workload import Request, synthetic
+from services.scheduler.policy import POLICIES
+from shared.errors import ConfigError, SkipjoinError
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `simulate` and its studies; each parser's `run` takes the options and returns the exit status."""
+    simulate = commands.add_parser("simulate", help="run the scheduler under a virtual clock")
+    kinds = simulate.add_subparsers(dest="study", required=True, metavar="STUDY")
+    for name, add, text in (
+        ("example", _add_example, "the paper's three jobs under four policies"),
+        ("paper", _add_paper, "the rate at 0.3 s per token, next to the published one"),
+        ("ablation", _add_ablation, "one thing changed at a time"),
+        ("run", _add_run, "one workload under one policy"),
+    ):
+        parser = kinds.add_parser(name, help=text)
+        parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+        parser.set_defaults(run=partial(_guarded, add(parser)))
+
+
+def _guarded(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    try:
+        run(options)
+    except SkipjoinError as error:
+        print(f"skipjoin simulate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write(path: Path | None, result: object) -> None:
+    """Raises ConfigError if the file cannot be written."""
+    if path is None:
+        return
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------- example
+
+
+def _add_example(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    return _example
+
+
+def _example(options: argparse.Namespace) -> None:
+    result, missing = example.run()
+    print("| policy | J1 / J2 / J3 | mean per token |\n|---|---|---|")
+    for policy, values in result["policies"].items():
+        completion = values["completion"]
+        assert isinstance(completion, dict)
+        print(f"| {policy} | {' / '.join(map(str, completion.values()))} | {values['mean_per_token']} |")
+    _say_missing(missing)
+    _write(options.json, result)
+
+
+def _say_missing(policies: list[str]) -> None:
+    if policies:
+        print(f"left out, not in this version: {', '.join(policies)}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- paper
+
+
+def _add_paper(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.add_argument("--models", nargs="+", default=paper.MODELS, choices=paper.MODELS)
+    parser.add_argument("--lengths", nargs="+", default=paper.LENGTHS, choices=sorted(lengths.NAMED))
+    parser.add_argument("--policies", nargs="+", default=paper.SYSTEMS, choices=paper.SYSTEMS)
+    parser.add_argument("--regimes", nargs="+", default=("finite", "steady"), choices=("finite", "steady"))
+    parser.add_argument("--seeds", type=int, default=3, help="runs per rate of the finite regime")
+    parser.add_argument("--starvation", type=float, metavar="S", help="alpha; default: the released code's")
+    parser.add_argument("--preset", default="paper-v3")
+    return _paper
+
+
+def _paper(options: argparse.Namespace) -> None:
+    systems = [name for name in options.policies if name != "vllm"]
+    _say_missing(available(tuple(systems))[1])
+    print("| model | lengths | metric | policy | regime | req/s at 0.3 s per token | published | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows: list[paper.Row] = []
+    for row in paper.rows(
+        options.models, options.lengths, options.policies, options.regimes,
+        options.seeds, options.starvation, options.preset,
+    ):  # fmt: skip
+        rows.append(row)
+        published = "-" if row.anchor is None else f"{row.anchor:g} | {row.ratio:.2f}"
+        print(
+            f"| {row.model} | {row.lengths} | {row.metric} | {row.policy} | {row.regime} "
+            f"| {row.rate_at_slo:.2f} | {published if row.anchor else '- | -'} |",
+            flush=True,
+        )
+    _write(options.json, {"rows": rows})
+
+
+# ---------------------------------------------------------------- ablation
+
+
+def _add_ablation(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.add_argument("--n", type=int, default=400, help="requests per run")
+    parser.add_argument("--seed", type=int, default=0)
+    return _ablation
+
+
+def _ablation(options: argparse.Namespace) -> None:
+    print("| study | value | policy | swap mode | req/s | mean s/token | P95 | swap share | recomputes |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    points: list[ablation.Point] = []
+    for point in ablation.studies(options.n, options.seed):
+        points.append(point)
+        print("| " + " | ".join(map(str, msgspec.structs.astuple(point))) + " |", flush=True)
+    _write(options.json, {"points": points})
+
+
+# ---------------------------------------------------------------- run
+
+
+def _add_run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    parser.add_argument("--policy", default="skip-join", help=", ".join(POLICIES))
+    parser.add_argument("--model", default="opt-13b", help="a name, or a profile in a .json file")
+    parser.add_argument("--lengths", default="sharegpt", help="a name, or constant:PROMPT:OUTPUT")
+    parser.add_argument("--lengths-from", type=Path, metavar="FILE", help="rows of a trace or length table")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="arrivals and lengths of a real trace")
+    parser.add_argument("--speed", type=float, default=1.0, help="play the trace this much faster")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests a second")
+    parser.add_argument("--n", type=int, help="requests; default: 400, or the whole trace")
+    parser.add_argument("--cv", type=float, default=1.0, help="of the gaps; 1 is Poisson")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stages", type=int)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--swap-mode", default="reactive", choices=swap_modes())
+    parser.add_argument("--preset", default="paper-v3")
+    parser.add_argument("--starvation", type=float, metavar="S", help="alpha, seconds; default: the preset's")
+    parser.add_argument("--overhead", type=float, default=0.0, metavar="S", help="per iteration, seconds")
+    parser.add_argument("--slo", type=float, default=paper.SLO_S, help="seconds per output token")
+    return _run
+
+
+def _run(options: argparse.Namespace) -> None:
+    scenario = Scenario(
+        profile.model(options.model), options.policy, options.preset, options.swap_mode, options.stages,
+        options.batch, starvation_s=options.starvation, overhead_s=options.overhead,
+    )  # fmt: skip
+    requests = _requests(options)
+    began = time.perf_counter()
+    outcome = scenario.run(requests)
+    wall = time.perf_counter() - began
+    summary = summarise(outcome, options.slo)
+    _print(summary)
+    print(f"{outcome.iterations / wall * 60:,.0f} iterations a minute", file=sys.stderr)
+    _write(options.json, summary)
+
+
+def _requests(options: argparse.Namespace) -> list[Request]:
+    """Raises ConfigError for a rate, speed or number that makes no load."""
+    if options.rate <= 0 or options.speed <= 0 or options.cv < 0 or (options.n is not None and options.n < 1):
+        raise ConfigError("--rate, --speed and --n must be positive, --cv not negative")
+    if options.trace is not None:
+        return traces.read(options.trace).at_speed(options.speed)[: options.n]
+    sampler = lengths.named(options.lengths)
+    if options.lengths_from is not None:
+        sampler = partial(lengths.resampled, table=traces.read(options.lengths_from).lengths())
+    return synthetic(sampler, options.n or 400, options.rate, options.cv, options.seed)
+
+
+def _print(summary: Summary) -> None:
+    print("| seconds | mean | P50 | P95 | P99 |\n|---|---|---|---|---|")
+    for field in summary.__struct_fields__:
+        value = getattr(summary, field)
+        if isinstance(value, Spread):
+            print(f"| {field} | {value.mean:.4g} | {value.p50:.4g} | {value.p95:.4g} | {value.p99:.4g} |")
+    print()
+    for field in summary.__struct_fields__:
+        value = getattr(summary, field)
+        if not isinstance(value, Spread):
+            print(f"{field}: {value:.6g}")

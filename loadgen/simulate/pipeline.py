@@ -1,0 +1,241 @@
+"""The engine: one pipeline of stages under a virtual clock, driven by the scheduler and KV cores.
+
+    arrival ─┐                     ┌─ stage 0 ─ … ─ stage P-1 ─> result ─┐
+    copied ──┼─> plan ─> dispatch ─┤                                     ├─> plan …
+    result ──┘                     └─ copies of each stage ─> copied ────┘
+
+As in the live system, each stage starts a plan's copies when the plan arrives, computes plans in the order of
+their arrival, and waits only for the swap-ins that the plan itself reads. What the live system does and this
+does not: time on the bus and for planning (`overhead_s` stands for both), sampling and detokenising.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from loadgen.simulate.copies import StageCopies
+from loadgen.simulate.ledger import JobRecord, Ledger
+from loadgen.simulate.models import ModelProfile
+from loadgen.simulate.workload import Request
+from services.kvcache.core import KVCache
+from services.scheduler.core import Scheduler
+from shared.config import Config
+from shared.errors import SkipjoinError
+from shared.ids import JobId, TransferId
+from shared.messages import Direction, Limits, PlanReply, Sampling, StepPlan, StepResult, Submit
+
+TOKEN = 7
+"""Every output token: no stop token is set, so jobs end by their length."""
+
+_GREEDY = Sampling(temperature=0.0)
+
+
+class Stalled(SkipjoinError):
+    """Jobs wait, and nothing computes or moves: a defect of a core."""
+
+
+class Outcome(msgspec.Struct):
+    """What a run leaves behind.
+
+    records: one per request, in the order of arrival
+    seconds: from time 0 to the last event; iterations: steps with jobs
+    stalled: seconds that stages waited for swap-ins, summed over stages
+    blocked: seconds that nothing computed because the blocks for the next step were still being freed
+    swaps, moves, swapped_tokens: transfers, contiguous copies and KV tokens in them, by direction
+    """
+
+    records: list[JobRecord]
+    seconds: float = 0.0
+    iterations: int = 0
+    computed_tokens: int = 0
+    stalled: float = 0.0
+    blocked: float = 0.0
+    swaps: dict[Direction, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Direction, 0))
+    moves: int = 0
+    swapped_tokens: int = 0
+
+
+class _Flight(msgspec.Struct):
+    """A step on its way. seconds: compute time of each stage; waited: stall of the stages so far"""
+
+    step: StepPlan
+    seconds: float
+    waited: list[float]
+
+
+class _Reached(NamedTuple):
+    """A step comes to a stage; the one past the last stands for its result."""
+
+    at: float
+    order: int
+    flight: _Flight
+    stage: int
+
+
+class _Copied(NamedTuple):
+    """A stage has copied its share of a transfer."""
+
+    at: float
+    order: int
+    transfer: TransferId
+    stage: int
+
+
+class Pipeline:
+    """overhead_s: seconds between a plan and its arrival at stage 0"""
+
+    def __init__(self, config: Config, model: ModelProfile, overhead_s: float = 0.0) -> None:
+        self._model = model
+        self._stages = config.parallel.pipeline_stages
+        self._overhead_s = overhead_s
+        self._block_size = config.kv.block_size
+        self.ledger = Ledger()
+        self.outcome = Outcome(self.ledger.records)
+        capacity = config.kv.device_blocks * config.kv.block_size
+        self.scheduler = Scheduler(config, self.ledger, Limits(max_model_len=capacity, capacity=capacity))
+        self.scheduler.set_cost_model(model.cost)
+        self.kv = KVCache(config.kv, copies=self._stages)
+        self._copies = [StageCopies(model, self._stages, self._block_size) for _ in range(self._stages)]
+        self._free_at = [0.0] * self._stages
+        self._events: list[_Reached | _Copied] = []
+        self._order = 0
+        self._prompts: dict[int, list[int]] = {}
+        self._blocked_since: float | None = None
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Until every request has ended. Requests are in the order of their arrival.
+
+        Raises Stalled if a core leaves jobs waiting for nothing.
+        """
+        now, position, count = 0.0, 0, len(requests)
+        events = self._events
+        while position < count or events:
+            upcoming = requests[position].arrival if position < count else float("inf")
+            now = min(events[0].at, upcoming) if events else upcoming
+            # All that happens at one instant is known before the next plan is made.
+            while position < count and requests[position].arrival <= now:
+                self._submit(requests[position], now)
+                position += 1
+            while events and events[0].at <= now:
+                self._handle(heapq.heappop(events))
+            self._plan(now)
+        self.outcome.seconds = now
+        self._check_end()
+        return self.outcome
+
+    # ------------------------------------------------------------ events
+
+    def _submit(self, request: Request, now: float) -> None:
+        record = self.ledger.arrived(request)
+        job_id = JobId(len(self.ledger.records) - 1)
+        prompt = self._prompts.setdefault(request.prompt, [TOKEN] * request.prompt)
+        refused = self.scheduler.submit(
+            Submit(
+                job_id,
+                "simulator",
+                prompt,
+                request.output,
+                _GREEDY,
+                priority=request.priority,
+                tenant=request.tenant,
+                predicted_output=request.output,
+            ),
+            None,
+            now,
+        )
+        if refused is not None:
+            record.refused = refused.reason
+
+    def _handle(self, event: _Reached | _Copied) -> None:
+        if isinstance(event, _Copied):
+            self._copies[event.stage].complete(event.transfer)
+            self.kv.transfer_done(event.transfer, event.stage, 0)
+        elif event.stage < self._stages:
+            self._reach(event.flight, event.stage, event.at)
+        else:
+            self._complete(event.flight, event.at)
+
+    def _reach(self, flight: _Flight, stage: int, now: float) -> None:
+        self._start_copies(flight.step, stage, now)
+        step, copies = flight.step, self._copies[stage]
+        ready = max(now, self._free_at[stage])
+        begin = max([ready, *map(copies.done_at, step.waits)]) if step.waits else ready
+        flight.waited[stage] = begin - ready
+        self._free_at[stage] = begin + flight.seconds
+        self._order += 1
+        heapq.heappush(self._events, _Reached(self._free_at[stage], self._order, flight, stage + 1))
+
+    def _start_copies(self, step: StepPlan, stage: int, now: float) -> None:
+        for directive in step.directives:
+            done = self._copies[stage].start(directive, now)
+            self._order += 1
+            heapq.heappush(self._events, _Copied(done, self._order, directive.transfer_id, stage))
+
+    def _complete(self, flight: _Flight, now: float) -> None:
+        step, stages = flight.step, self._stages
+        stalled = sum(flight.waited)
+        if stalled:
+            self.outcome.stalled += stalled
+            for job in step.jobs:
+                self.ledger.records[job.job_id].stalled += stalled
+        result = StepResult(step.step_id, [TOKEN] * len(step.jobs), [flight.seconds] * stages, flight.waited)
+        self.scheduler.complete(result, now)
+
+    # ------------------------------------------------------------ planning
+
+    def _plan(self, now: float) -> None:
+        """As the scheduler's shell: until the pipeline is full or nothing more can run now."""
+        while (request := self.scheduler.plan_request(now)) is not None:
+            reply = self.kv.plan(request)
+            step = self.scheduler.dispatch(reply, now)
+            if reply.directives or reply.dropped:
+                self._note_moves(reply)
+            if step is not None:
+                self._send(step, now)
+            if not reply.granted:
+                break
+        if self._blocked_since is None and not self.scheduler.in_flight and self.scheduler.unfinished:
+            if not self._events:
+                raise Stalled(f"{self.scheduler.unfinished} jobs wait at {now} s and nothing runs or moves")
+            self._blocked_since = now
+
+    def _send(self, step: StepPlan, now: float) -> None:
+        if not step.jobs:
+            for stage in range(self._stages):  # it overtakes what the stages compute
+                self._start_copies(step, stage, now + self._overhead_s)
+            return
+        if self._blocked_since is not None:
+            self.outcome.blocked += now - self._blocked_since
+            self._blocked_since = None
+        load = step.load()
+        self.outcome.iterations += 1
+        self.outcome.computed_tokens += load.prefill_tokens + load.decode_jobs
+        seconds = self._model.stage_seconds(load, self._stages)
+        flight = _Flight(step, seconds, [0.0] * self._stages)
+        if self._overhead_s:
+            self._order += 1
+            heapq.heappush(self._events, _Reached(now + self._overhead_s, self._order, flight, 0))
+        else:
+            self._reach(flight, 0, now)
+
+    def _note_moves(self, reply: PlanReply) -> None:
+        outcome, records = self.outcome, self.ledger.records
+        for directive in reply.directives:
+            records[directive.job_id].swaps += 1
+            outcome.swaps[directive.direction] += 1
+            outcome.moves += len(directive.moves)
+            outcome.swapped_tokens += directive.blocks * self._block_size
+        for job_id in reply.dropped:
+            records[job_id].recomputes += 1
+
+    def _check_end(self) -> None:
+        """Every job has ended and no block is lost. Raises Stalled or the core's IntegrityError."""
+        open_jobs = sum(not record.finished and record.refused is None for record in self.ledger.records)
+        if open_jobs or not self.kv.idle:
+            raise Stalled(f"{open_jobs} jobs never ended; KV idle: {self.kv.idle}")
+        self.kv.check()
+        for name, pool in (("device", self.kv.device), ("host", self.kv.host)):
+            if pool.free != pool.total:
+                raise Stalled(f"{name} tier: {pool.total - pool.free} blocks are still held by nobody's job")

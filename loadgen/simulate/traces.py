@@ -1,0 +1,145 @@
+"""Readers of request traces and length tables: CSV and JSONL, whatever their columns are called.
+
+Azure 2023      TIMESTAMP,ContextTokens,GeneratedTokens       2023-11-16 18:15:46.6805900
+Azure, relative timestamp_s,input_len,output_len              seconds
+Mooncake        {"timestamp": 27482, "input_length": 6955, "output_length": 52, ...}   milliseconds
+ShareGPT        input_len,output_len  or  conv_id,turn,context_len,new_prompt_len,output_len
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.simulate.lengths import Lengths
+from loadgen.simulate.workload import Request
+from shared.errors import SkipjoinError
+
+TIMES = {"timestamp_s": 1.0, "arrival_s": 1.0, "timestamp": 1e-3, "timestamp_ms": 1e-3}
+"""Names of the arrival column and the seconds in its unit; a bare `timestamp` may also be a date."""
+
+PROMPTS = ("input_len", "input_length", "contexttokens", "prompt_len", "context_len")
+"""`context_len` of a multi-turn table is the whole prompt, the earlier turns included."""
+
+OUTPUTS = ("output_len", "output_length", "generatedtokens")
+
+
+class TraceError(SkipjoinError):
+    """A trace cannot be read; the message starts with file and line."""
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """requests: by arrival, the first at 0
+    skipped: rows with an empty prompt or answer, which no job can have
+    """
+
+    requests: list[Request]
+    skipped: int
+
+    def lengths(self) -> Lengths:
+        return np.array([(item.prompt, item.output) for item in self.requests], dtype=np.int64)
+
+    def at_speed(self, factor: float) -> list[Request]:
+        """The same requests in 1/factor of the time."""
+        return [msgspec.structs.replace(item, arrival=item.arrival / factor) for item in self.requests]
+
+
+def read(path: Path) -> Trace:
+    """Raises TraceError, with the line, for what is no trace; a table without times arrives at 0."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read ({error})") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Trace:
+    """As `read`, from a string; `name` stands for the file in messages."""
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    rows = _json_rows(lines, name) if first.lstrip().startswith("{") else _csv_rows(lines, name)
+    kept: list[Request] = []
+    skipped = 0
+    for line, row in rows:
+        where = f"{name}:{line}"
+        prompt = _tokens(row, PROMPTS, where)
+        output = _tokens(row, OUTPUTS, where)
+        arrival = _arrival(row, where)
+        if prompt and output:
+            kept.append(Request(arrival, prompt, output))
+        else:
+            skipped += 1
+    if not kept:
+        raise TraceError(f"{name}: no requests in it")
+    kept.sort(key=lambda item: item.arrival)
+    begin = kept[0].arrival
+    return Trace([msgspec.structs.replace(item, arrival=item.arrival - begin) for item in kept], skipped)
+
+
+Row = Mapping[str, Any]
+
+
+def _csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, Row]]:
+    reader = csv.reader(lines)
+    header = [column.strip().lower() for column in next(reader, [])]
+    if not set(header) & set(PROMPTS):
+        raise TraceError(f"{name}:1: no column of prompt lengths in {header}; known: {', '.join(PROMPTS)}")
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise TraceError(f"{name}:{reader.line_num}: {len(cells)} cells, the header has {len(header)}")
+        yield reader.line_num, dict(zip(header, cells, strict=True))
+
+
+def _json_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, Row]]:
+    for line, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{name}:{line}: not JSON ({error.msg})") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"{name}:{line}: not a JSON object")
+        yield line, {str(key).lower(): value for key, value in row.items()}
+
+
+def _tokens(row: Row, columns: Iterable[str], where: str) -> int:
+    column = next((column for column in columns if column in row), None)
+    if column is None:
+        raise TraceError(f"{where}: none of {', '.join(columns)}")
+    try:
+        tokens = float(row[column])
+    except (TypeError, ValueError):
+        tokens = -1.0
+    if tokens < 0 or not tokens.is_integer():
+        raise TraceError(f"{where}: {column} is {row[column]!r}, not a number of tokens")
+    return int(tokens)
+
+
+def _arrival(row: Row, where: str) -> float:
+    column = next((column for column in TIMES if column in row), None)
+    if column is None:
+        return 0.0
+    value = row[column]
+    try:
+        return float(value) * TIMES[column]
+    except (TypeError, ValueError):
+        return _date(str(value).strip(), f"{where}: {column} is {value!r}")
+
+
+def _date(text: str, where: str) -> float:
+    """Seconds since 1970; Azure writes seven decimals, of which Python reads six."""
+    whole, point, fraction = text.partition(".")
+    try:
+        moment = datetime.fromisoformat(whole)
+        decimals = float(f"0.{fraction.rstrip('Z')}") if point else 0.0
+    except ValueError:
+        raise TraceError(f"{where}, neither a number nor a date") from None
+    return moment.replace(tzinfo=UTC).timestamp() + decimals

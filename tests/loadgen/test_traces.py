@@ -1,0 +1,74 @@
+"""Traces as their publishers write them, and what is wrong in broken ones."""
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.simulate.traces import TraceError, parse, read
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+RELATIVE = "timestamp_s,input_len,output_len\n5.0,374,44\n9.25,396,109\n"
+MOONCAKE = """{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+
+{"timestamp": 3052, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
+"""
+TABLE = "input_len,output_len\n74,918\n"
+TURNS = "conv_id,turn,context_len,new_prompt_len,output_len\n0,0,74,74,918\n0,1,1100,108,20\n"
+
+
+def rows(text: str) -> list[tuple[float, int, int]]:
+    return [(round(item.arrival, 4), item.prompt, item.output) for item in parse(text, "t").requests]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (AZURE, [(0, 374, 44), (4.3146, 396, 109)]),
+        (RELATIVE, [(0, 374, 44), (4.25, 396, 109)]),
+        (RELATIVE.replace("\n", "\r\n"), [(0, 374, 44), (4.25, 396, 109)]),
+        (MOONCAKE, [(0, 6758, 500), (3.052, 7322, 490)]),
+        (TABLE, [(0, 74, 918)]),
+        (TURNS, [(0, 74, 918), (0, 1100, 20)]),
+        (" Timestamp_s , INPUT_LEN,output_len\n0,1,2\n\n", [(0, 1, 2)]),
+    ],
+)
+def test_formats(text: str, expected: list[tuple[float, int, int]]) -> None:
+    assert rows(text) == expected
+
+
+def test_order_and_empty_rows() -> None:
+    trace = parse("timestamp_s,input_len,output_len\n7,3,3\n2,1,1\n1,0,5\n3,5,0\n", "t")
+    assert [(item.arrival, item.prompt) for item in trace.requests] == [(0, 1), (5, 3)]
+    assert trace.skipped == 2
+    assert [item.arrival for item in trace.at_speed(2.0)] == [0, 2.5]
+    assert trace.lengths().tolist() == [[1, 1], [3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", r"t:1: no column of prompt lengths"),
+        ("input_len,output_len\n1,2\n1\n", r"t:3: 1 cells, the header has 2"),
+        ("input_len,output_len\n1,x\n", r"t:2: output_len is 'x'"),
+        ("input_len,output_len\n-1,3\n", r"t:2: input_len is '-1'"),
+        ("input_len,other\n1,3\n", r"t:2: none of output_len"),
+        ("timestamp_s,input_len,output_len\nsoon,1,1\n", r"t:2: timestamp_s is 'soon', neither"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{oops\n', r"t:2: not JSON"),
+        ("input_len,output_len\n0,0\n", r"t: no requests"),
+        ("", r"t:1: no column"),
+    ],
+)
+def test_errors_name_file_and_line(text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        parse(text, "t")
+
+
+def test_a_byte_order_mark_and_a_missing_file(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + TABLE.encode())
+    assert read(file).requests[0].prompt == 74
+    with pytest.raises(TraceError, match=r"missing\.csv: cannot be read"):
+        read(tmp_path / "missing.csv")
