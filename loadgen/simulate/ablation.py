@@ -7,7 +7,7 @@ import msgspec
 from loadgen.simulate import lengths, models
 from loadgen.simulate.paper import SLO_S, promotion_s
 from loadgen.simulate.results import summarise
-from loadgen.simulate.scenario import Scenario, available, swap_modes
+from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
 
 SWEPT = ("fcfs", "fixed-priority", "mlfq", "skip-join", "gittins", "srpt")
@@ -52,7 +52,7 @@ def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
         shape = lengths.fitted(lengths.LOGNORMAL, (float(TOTAL_TOKENS - output), float(output)))
         rate = 1.2 * sustained(MODEL, TOTAL_TOKENS - output, output)
         requests = synthetic(shape.sample, count, rate, 1.0, seed)
-        for policy in available(SWEPT)[0]:
+        for policy in SWEPT:
             scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
             yield _point("input/output", f"{ratio:g}", scenario, rate, requests)
 
@@ -69,7 +69,7 @@ def swapping(count: int, seed: int) -> Iterator[Point]:
 def burstiness(count: int, seed: int) -> Iterator[Point]:
     for cv in (1.0, 2.0, 4.0, 8.0):
         requests = synthetic(lengths.named("sharegpt"), count, 1.5, cv, seed)
-        for policy in available(("fcfs", "skip-join"))[0]:
+        for policy in ("fcfs", "skip-join"):
             scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
             yield _point("burstiness", f"cv {cv:g}", scenario, 1.5, requests)
 
@@ -82,7 +82,7 @@ def stages(count: int, seed: int) -> Iterator[Point]:
         model = msgspec.structs.replace(
             MODEL, device_tokens=number * MODEL.device_tokens, host_bytes=number * MODEL.host_bytes
         )
-        for policy in available(("fcfs", "skip-join"))[0]:
+        for policy in ("fcfs", "skip-join"):
             scenario = Scenario(model, policy, stages=number, starvation_s=ALPHA_S)
             yield _point("stages", str(number), scenario, rate, requests)
 
@@ -99,7 +99,7 @@ def alike(count: int, seed: int) -> Iterator[Point]:
     """Low load, and lengths that are all the same: nothing to gain."""
     for name, rate in (("sharegpt", 0.5), ("constant", 2.0), ("uniform", 2.0), ("bimodal", 2.0)):
         requests = synthetic(lengths.named(name), count, rate, 1.0, seed)
-        for policy in available(("fcfs", "skip-join", "gittins"))[0]:
+        for policy in ("fcfs", "skip-join", "gittins"):
             scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
             yield _point("lengths", name, scenario, rate, requests)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgen.simulate import ablation, example, lengths, paper, profile, traces
 from loadgen.simulate.results import Spread, Summary, summarise
-from loadgen.simulate.scenario import Scenario, available, swap_modes
+from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
 from services.scheduler.policy import POLICIES
 from shared.errors import ConfigError, SkipjoinError
@@ -59,19 +59,13 @@ def _add_example(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespac
 
 
 def _example(options: argparse.Namespace) -> None:
-    result, missing = example.run()
+    result = example.run()
     print("| policy | J1 / J2 / J3 | mean per token |\n|---|---|---|")
     for policy, values in result["policies"].items():
         completion = values["completion"]
         assert isinstance(completion, dict)
         print(f"| {policy} | {' / '.join(map(str, completion.values()))} | {values['mean_per_token']} |")
-    _say_missing(missing)
     _write(options.json, result)
-
-
-def _say_missing(policies: list[str]) -> None:
-    if policies:
-        print(f"left out, not in this version: {', '.join(policies)}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------- paper
@@ -89,8 +83,6 @@ def _add_paper(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
 
 
 def _paper(options: argparse.Namespace) -> None:
-    systems = [name for name in options.policies if name != "vllm"]
-    _say_missing(available(tuple(systems))[1])
     print("| model | lengths | metric | policy | regime | req/s at 0.3 s per token | published | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     rows: list[paper.Row] = []

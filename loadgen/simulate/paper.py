@@ -16,7 +16,6 @@ from loadgen.simulate.results import Floats, per_token, steady
 from loadgen.simulate.scenario import Scenario
 from loadgen.simulate.search import highest_rate
 from loadgen.simulate.workload import synthetic
-from services.scheduler.policy import POLICIES
 from shared.costmodel import BatchLoad
 
 SLO_S = 0.3
@@ -94,7 +93,7 @@ def _scenario(
     """None for what this version cannot run, or nobody has measured."""
     profile = f"{model_name}-vllm" if system == "vllm" else model_name
     policy = "fcfs" if system == "vllm" else system
-    if policy not in POLICIES or (system == "vllm" and profile not in models.MODELS):
+    if system == "vllm" and profile not in models.MODELS:
         return None
     model = models.MODELS[profile]
     if model_name == "opt-13b" and length_name.startswith("alpaca"):

@@ -61,13 +61,6 @@ def require_policy(name: str) -> None:
         raise ConfigError(f"policy {name!r}: this version has {', '.join(POLICIES)}")
 
 
-def available(policies: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Those that the scheduler has, and those it has not."""
-    return [name for name in policies if name in POLICIES], [
-        name for name in policies if name not in POLICIES
-    ]
-
-
 def swap_modes() -> tuple[str, ...]:
     """What the KV-cache manager can do when device blocks run short."""
     return typing.get_args(typing.get_type_hints(KVConfig)["swap_mode"])

@@ -29,9 +29,6 @@ class Holders:
     def __contains__(self, job: Job) -> bool:
         return job.job_id in self._by_wait
 
-    def __len__(self) -> int:
-        return len(self._by_wait)
-
     def last_waiting(self) -> Iterator[Job]:
         """Latest wait first: descending time until promotion."""
         return reversed(self._by_wait.values())

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from loadgen.simulate.command import register
-from loadgen.simulate.scenario import available
 
 
 def simulate(*arguments: str) -> int:
@@ -24,7 +23,6 @@ def result(tmp_path: Path, *arguments: str) -> Any:
     return json.loads(file.read_text())
 
 
-@pytest.mark.skipif("skip-join" not in available(("skip-join",))[0], reason="no skip-join")
 def test_example(tmp_path: Path) -> None:
     policies = result(tmp_path, "example")["policies"]
     assert policies["skip-join"] == {"completion": {"J1": 11, "J2": 4, "J3": 5}, "mean_per_token": 3.33}
