@@ -90,7 +90,7 @@ def rows(
 def _scenario(
     model_name: str, length_name: str, system: str, starvation_s: float | None, preset: str
 ) -> Scenario | None:
-    """None for what this version cannot run, or nobody has measured."""
+    """None for what nobody has measured."""
     profile = f"{model_name}-vllm" if system == "vllm" else model_name
     policy = "fcfs" if system == "vllm" else system
     if system == "vllm" and profile not in models.MODELS:

@@ -15,8 +15,13 @@ DEFAULT_TOKENS = 1024 * 16
 """Of each tier in the default configuration."""
 
 
-class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CostModel with names, seconds: that one is an array on the wire."""
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CostModel by name, as `skipjoin profile --json` writes it, and the rest of a ModelProfile, by default
+    that of the embedded model and the default configuration.
+
+    units: for readers; the coefficients are in seconds
+    bandwidth: of copies in RAM, bytes/s: an assumption; measure it where swaps matter
+    """
 
     prefill_a: float
     prefill_b: float
@@ -25,15 +30,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_b: float
     decode_c: float
     samples: int = 1
-
-
-class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """As ModelProfile; what is left out is that of the embedded model and the default configuration.
-
-    bandwidth: of copies in RAM, bytes/s: an assumption; measure it where swaps matter
-    """
-
-    cost: Cost
+    units: dict[str, str] = {}
     name: str = "profile"
     kv_bytes: int = EMBEDDED_KV_BYTES
     device_tokens: int = DEFAULT_TOKENS
@@ -44,7 +41,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stage_prefill_s: float = 0.0
 
     def model(self) -> ModelProfile:
-        cost = CostModel(*msgspec.structs.astuple(self.cost))
+        cost = CostModel(*(getattr(self, name) for name in CostModel.__struct_fields__))
         return ModelProfile(
             self.name, cost, self.kv_bytes, self.device_tokens, self.host_bytes, self.bandwidth, self.stages,
             self.launch_s, self.stage_prefill_s,
@@ -52,7 +49,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> ModelProfile:
-    """{"cost": {"prefill_a": seconds, ...}, "kv_bytes": ..., ...}
+    """{"prefill_a": seconds, ..., "kv_bytes": ..., ...}
 
     Raises ConfigError if it cannot be read.
     """
