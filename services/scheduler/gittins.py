@@ -37,7 +37,7 @@ class Gittins(SkipJoinMLFQ):
     def ran(self, job: Job, seconds: float, now: float) -> None:
         used_up = job.used + seconds >= job.quantum
         level = self._index_level(job) if used_up else None
-        if level != job.level or level is None:
+        if level is None or self._queue_of[job.job_id] is not self._class(job.priority)[level]:
             super().ran(job, seconds, now)
             return
         # It is still where it belongs: it keeps its place, or equal jobs would take turns and all end late.

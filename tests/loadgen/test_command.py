@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from deploy.profile import to_json
 from loadgen.simulate.command import register
+from shared.costmodel import CostModel
 
 
 def simulate(*arguments: str) -> int:
@@ -39,9 +41,16 @@ def test_run_on_synthetic_load_and_on_a_trace(tmp_path: Path) -> None:
 def test_a_profile_in_a_file(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     cost = {"prefill_a": 1, "prefill_b": 0, "prefill_c": 0, "decode_a": 1, "decode_b": 0, "decode_c": 0}
-    profile.write_text(json.dumps({"cost": cost}))
+    profile.write_text(json.dumps(cost))
     summary = result(tmp_path, "run", "--n", "1", "--lengths", "constant:9:5", "--model", str(profile))
     assert summary["jct"]["mean"] == pytest.approx(5.0)
+
+
+def test_what_skipjoin_profile_writes_can_be_simulated(tmp_path: Path) -> None:
+    profile = tmp_path / "cost.json"
+    profile.write_bytes(to_json(CostModel(0, 0, 0, 2, 0, 0, samples=9)))
+    summary = result(tmp_path, "run", "--n", "1", "--lengths", "constant:9:5", "--model", str(profile))
+    assert summary["jct"]["mean"] == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.gittins import ENOUGH
+from services.scheduler.gittins import ENOUGH, Gittins
 from services.scheduler.lengths import REFRESH_EVERY, LengthDistribution
 from tests.cores import Cores, create_config, create_submit
 
@@ -90,3 +90,18 @@ def test_before_it_knows_anything_it_is_skip_join() -> None:
         cores.run()
         times.append(cores.completion_times())
     assert times[0] == times[1]
+
+
+def test_a_promoted_job_returns_to_its_own_priority_class() -> None:
+    """Alpha lends it the first queue of all for one iteration, whatever its index says."""
+    cores = create_trained([1])
+    cores.submit(create_submit(1, max_tokens=50, priority=9), create_submit(2, max_tokens=50))
+    policy = cores.scheduler.policy
+    assert isinstance(policy, Gittins)
+    (low,) = [job for job in policy.ordered() if job.job_id == 1]
+    policy.promote(cores.clock.now() + 2e9)
+    assert policy._queue_of[low.job_id] is policy._class(0)[0]
+    policy._index_level = lambda job: 0
+    policy.started(low)
+    policy.ran(low, low.quantum, cores.clock.now())
+    assert policy._queue_of[low.job_id] is policy._class(9)[0]
