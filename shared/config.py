@@ -88,24 +88,27 @@ class SchedulerConfig(Section, frozen=True):
         completion), fixed-priority (shortest prompt first), fair (least served tenant first) or gittins
         (by the distribution of output lengths, learned as it runs); for experiments srpt (simulator only),
         random-priority and markov-priority (priorities that change while jobs run)
-    preset: parameters of the queues as in paper-v3, paper-v1 or the authors' artifact
+    preset: parameters of the queues: skipjoin (the paper's, with a bound on promotions under overload), or as
+        in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
     max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
-    levels, quantum_ratio, starvation_s, demotion_levels: override the preset: number of queues, quantum of a
-        queue over that of the queue above, wait after which a job is promoted (alpha, seconds), queues that a
-        job falls when its quantum is used up (eta)
+    levels, quantum_ratio, starvation_s, demotion_levels, promotion_share: override the preset: number of
+        queues, quantum of a queue over that of the queue above, wait after which a job is promoted (alpha,
+        seconds), queues that a job falls when its quantum is used up (eta), share of the places in the
+        batches that promoted jobs may take (alpha stretches to keep it)
     trace_frequency, trace_seed: of the changing priorities: updates per plan, and what they are drawn from
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
     """
 
     policy: Policy = "skip-join"
-    preset: Literal["paper-v3", "paper-v1", "artifact"] = "paper-v3"
+    preset: Literal["skipjoin", "paper-v3", "paper-v1", "artifact"] = "skipjoin"
     max_batch_size: Positive = 16
     max_batch_tokens: Positive = 2048
     levels: Annotated[int, Meta(ge=1, le=64)] | None = None
     quantum_ratio: Annotated[float, Meta(gt=1)] | None = None
     starvation_s: Seconds | None = None
     demotion_levels: Positive | None = None
+    promotion_share: Annotated[float, Meta(gt=0, le=1)] | None = None
     trace_frequency: Annotated[float, Meta(gt=0, le=1)] = 0.04
     trace_seed: int = 0
     step_timeout_s: Seconds = 60.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from loadgen.simulate import lengths, models
-from loadgen.simulate.paper import SLO_S, promotion_s
+from loadgen.simulate.paper import SLO_S
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
@@ -16,7 +16,6 @@ TOTAL_TOKENS = 500
 """Prompt and output together, about ShareGPT's mean: only their ratio varies."""
 
 MODEL = models.MODELS["opt-13b"]
-ALPHA_S = promotion_s(MODEL)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -53,7 +52,7 @@ def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
         rate = 1.2 * sustained(MODEL, TOTAL_TOKENS - output, output)
         requests = synthetic(shape.sample, count, rate, 1.0, seed)
         for policy in SWEPT:
-            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            scenario = Scenario(MODEL, policy)
             yield _point("input/output", f"{ratio:g}", scenario, rate, requests)
 
 
@@ -62,7 +61,7 @@ def swapping(count: int, seed: int) -> Iterator[Point]:
     for rate in (1.0, 1.5, 2.0, 3.0):
         requests = synthetic(lengths.named("sharegpt"), count, rate, 1.0, seed)
         for mode in swap_modes():
-            scenario = Scenario(MODEL, swap_mode=mode, starvation_s=ALPHA_S)
+            scenario = Scenario(MODEL, swap_mode=mode)
             yield _point("swap mode", mode, scenario, rate, requests)
 
 
@@ -70,7 +69,7 @@ def burstiness(count: int, seed: int) -> Iterator[Point]:
     for cv in (1.0, 2.0, 4.0, 8.0):
         requests = synthetic(lengths.named("sharegpt"), count, 1.5, cv, seed)
         for policy in ("fcfs", "skip-join"):
-            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            scenario = Scenario(MODEL, policy)
             yield _point("burstiness", f"cv {cv:g}", scenario, 1.5, requests)
 
 
@@ -83,16 +82,19 @@ def stages(count: int, seed: int) -> Iterator[Point]:
             MODEL, device_tokens=number * MODEL.device_tokens, host_bytes=number * MODEL.host_bytes
         )
         for policy in ("fcfs", "skip-join"):
-            scenario = Scenario(model, policy, stages=number, starvation_s=ALPHA_S)
+            scenario = Scenario(model, policy, stages=number)
             yield _point("stages", str(number), scenario, rate, requests)
 
 
 def starvation(count: int, seed: int) -> Iterator[Point]:
-    """What the bound on waiting costs: under overload every waiting job exceeds a short one."""
+    """What the bound on waiting costs: under overload every waiting job exceeds a short one. `stretched` is
+    the default, which keeps promotions to a share of the batches.
+    """
     requests = synthetic(lengths.named("sharegpt"), count, 2.41, 1.0, seed)
     for alpha in (0.3, 3.0, 10.0, 25.0, 100.0):
-        scenario = Scenario(MODEL, starvation_s=alpha)
+        scenario = Scenario(MODEL, preset="paper-v3", starvation_s=alpha)
         yield _point("starvation", f"{alpha:g} s", scenario, 2.41, requests)
+    yield _point("starvation", "stretched", Scenario(MODEL), 2.41, requests)
 
 
 def alike(count: int, seed: int) -> Iterator[Point]:
@@ -100,7 +102,7 @@ def alike(count: int, seed: int) -> Iterator[Point]:
     for name, rate in (("sharegpt", 0.5), ("constant", 2.0), ("uniform", 2.0), ("bimodal", 2.0)):
         requests = synthetic(lengths.named(name), count, rate, 1.0, seed)
         for policy in ("fcfs", "skip-join", "gittins"):
-            scenario = Scenario(MODEL, policy, starvation_s=ALPHA_S)
+            scenario = Scenario(MODEL, policy)
             yield _point("lengths", name, scenario, rate, requests)
 
 

@@ -14,6 +14,7 @@ from loadgen.simulate.results import Spread, Summary, summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
 from services.scheduler.policy import POLICIES
+from shared.config import SchedulerConfig
 from shared.errors import ConfigError, SkipjoinError
 
 
@@ -77,8 +78,8 @@ def _add_paper(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace]
     parser.add_argument("--policies", nargs="+", default=paper.SYSTEMS, choices=paper.SYSTEMS)
     parser.add_argument("--regimes", nargs="+", default=("finite", "steady"), choices=("finite", "steady"))
     parser.add_argument("--seeds", type=int, default=3, help="runs per rate of the finite regime")
-    parser.add_argument("--starvation", type=float, metavar="S", help="alpha; default: the released code's")
-    parser.add_argument("--preset", default="paper-v3")
+    parser.add_argument("--starvation", type=float, metavar="S", help="alpha, seconds; default: the preset's")
+    parser.add_argument("--preset", default=SchedulerConfig().preset)
     return _paper
 
 
@@ -136,7 +137,7 @@ def _add_run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     parser.add_argument("--stages", type=int)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--swap-mode", default="reactive", choices=swap_modes())
-    parser.add_argument("--preset", default="paper-v3")
+    parser.add_argument("--preset", default=SchedulerConfig().preset)
     parser.add_argument("--starvation", type=float, metavar="S", help="alpha, seconds; default: the preset's")
     parser.add_argument("--overhead", type=float, default=0.0, metavar="S", help="per iteration, seconds")
     parser.add_argument("--slo", type=float, default=paper.SLO_S, help="seconds per output token")

@@ -11,20 +11,16 @@ import msgspec
 import numpy as np
 
 from loadgen.simulate import lengths, models
-from loadgen.simulate.models import GB, ModelProfile
+from loadgen.simulate.models import GB
 from loadgen.simulate.results import Floats, per_token, steady
 from loadgen.simulate.scenario import Scenario
 from loadgen.simulate.search import highest_rate
 from loadgen.simulate.workload import synthetic
-from shared.costmodel import BatchLoad
 
 SLO_S = 0.3
 """Per output token."""
 
 STEADY_REQUESTS = 1000
-
-SCAN_ITERATIONS = 1000
-"""The released code, which made the figures, looks for starving jobs this rarely; see `promotion_s`."""
 
 MODELS = ("opt-13b", "opt-66b", "opt-175b")
 LENGTHS = ("sharegpt", "alpaca")
@@ -51,7 +47,7 @@ ANCHORS: dict[tuple[str, str, str], dict[str, float]] = {
 
 class Row(msgspec.Struct, frozen=True):
     """rate_at_slo, anchor: requests a second; ratio: the first ÷ the second
-    starvation_s: alpha, after which a waiting job was promoted
+    preset: parameters of the queues
     """
 
     model: str
@@ -62,21 +58,14 @@ class Row(msgspec.Struct, frozen=True):
     anchor: float | None
     ratio: float | None
     regime: str
-    starvation_s: float
-
-
-def promotion_s(model: ModelProfile, batch: int = 16) -> float:
-    """Seconds between two promotions of a starving job in the released code: 1000 decode iterations. It keeps
-    the used time, so that a promoted job runs one iteration and falls again: once in this time.
-    """
-    return SCAN_ITERATIONS * model.cost.seconds(BatchLoad(decode_jobs=batch))
+    preset: str
 
 
 def rows(
     model_names: Sequence[str], length_names: Sequence[str], systems: Sequence[str], regimes: Sequence[str],
     seeds: int, starvation_s: float | None, preset: str,
 ) -> Iterator[Row]:  # fmt: skip
-    """One at a time, as they are found. starvation_s: None: that of the released code."""
+    """One at a time, as they are found. starvation_s: None: the preset's."""
     for model_name in model_names:
         for length_name in length_names:
             for system in systems:
@@ -98,9 +87,8 @@ def _scenario(
     model = models.MODELS[profile]
     if model_name == "opt-13b" and length_name.startswith("alpaca"):
         model = msgspec.structs.replace(model, host_bytes=48 * GB)  # as in the artifact
-    alpha = promotion_s(model) if starvation_s is None else starvation_s
     swap_mode = "recompute" if system == "vllm" else "reactive"
-    return Scenario(model, policy, preset, swap_mode, starvation_s=alpha)
+    return Scenario(model, policy, preset, swap_mode, starvation_s=starvation_s)
 
 
 def _measure(
@@ -114,8 +102,7 @@ def _measure(
         rate = highest_rate(lambda rate, of=of: curve.at(rate, of), SLO_S, capacity, tolerance=0.03)
         anchor = ANCHORS.get((model, length_name, metric), {}).get(system)
         ratio = None if anchor is None else round(rate / anchor, 2)
-        alpha = scenario.starvation_s or 0.0
-        yield Row(model, length_name, metric, system, round(rate, 3), anchor, ratio, regime, round(alpha, 3))
+        yield Row(model, length_name, metric, system, round(rate, 3), anchor, ratio, regime, scenario.preset)
 
 
 def _guess(model: str, length_name: str, system: str) -> float:

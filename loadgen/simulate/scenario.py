@@ -8,7 +8,7 @@ from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.pipeline import Outcome, Pipeline
 from loadgen.simulate.workload import Request
 from services.scheduler.policy import POLICIES
-from shared.config import Config, KVConfig, parse
+from shared.config import Config, KVConfig, SchedulerConfig, parse
 from shared.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     model: ModelProfile
     policy: str = "skip-join"
-    preset: str = "paper-v3"
+    preset: str = SchedulerConfig().preset
     swap_mode: str = "reactive"
     stages: int | None = None
     batch: int = 16

@@ -22,13 +22,17 @@ from shared.ids import JobId
 SHORTEST_S = 1e-4
 """No iteration is shorter."""
 
+_RECENT = 0.01
+"""Weight of one job's iteration in the mean of recent ones."""
+
 
 class MultiLevelQueue:
     """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1."""
 
     def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
         self._settings = settings(config)
-        self._share = config.max_batch_size if self._settings.enst_per_batch else 1
+        self._batch = config.max_batch_size
+        self._share = self._batch if self._settings.enst_per_batch else 1
         self._classes: dict[int, list[JobQueue]] = {}
         self._queue_of: dict[JobId, JobQueue] = {}
         self._holders = Holders()
@@ -36,6 +40,7 @@ class MultiLevelQueue:
         self._enqueued = 0
         self._waiting: list[tuple[float, int, Job]] = []  # heap; entries whose time is outdated are skipped
         self._entries = 0
+        self._iteration_s = 0.0  # mean of recent ones
         self.set_cost_model(cost)
 
     # ------------------------------------------------------------ what the kinds of queue differ in
@@ -82,6 +87,7 @@ class MultiLevelQueue:
 
     def ran(self, job: Job, seconds: float, now: float) -> None:
         job.used += seconds
+        self._iteration_s += _RECENT * (seconds - self._iteration_s)
         if job.used >= job.quantum:
             self._move(job, self._class(job.priority), self.next_level(job))
         else:
@@ -93,7 +99,7 @@ class MultiLevelQueue:
         next iteration does not use up at once. Returns those that changed their queue.
         """
         moved: list[Job] = []
-        alpha = self._settings.starvation_s
+        alpha = self.alpha
         while self._waiting and now - self._waiting[0][0] > alpha:
             since, _, job = heapq.heappop(self._waiting)
             if since != job.waiting_since:
@@ -103,7 +109,8 @@ class MultiLevelQueue:
             if self._queue_of[job.job_id] is not first[0]:
                 self._move(job, first, 0)
                 moved.append(job)
-            job.quantum = max(self._quanta[0], self.next_iteration(job))
+            further = (self._settings.promotion_iterations - 1) * max(self._iteration_s, self._quanta[0])
+            job.quantum = max(self._quanta[0], self.next_iteration(job)) + further
             job.used = used if self._settings.promotion_keeps_used else 0.0
             self._queue_of[job.job_id].update(job, max(0.0, job.quantum - job.used))
             self._note_wait(job, now)
@@ -137,6 +144,21 @@ class MultiLevelQueue:
 
     # ------------------------------------------------------------ places and times
 
+    @property
+    def alpha(self) -> float:
+        """The wait after which a job is promoted, seconds.
+
+        It stretches under overload. When all that wait are overdue, promotions alone fill the batches: the
+        queues decide nothing any more, and going round swaps KV in and out for every token. So promoted jobs
+        get their share of the places and no more.
+        """
+        share = self._settings.promotion_share
+        if share is None:
+            return self._settings.starvation_s
+        turn = self._settings.promotion_iterations * self._iteration_s
+        waiting = max(0, len(self._queue_of) - self._batch)
+        return max(self._settings.starvation_s, waiting * turn / (self._batch * share))
+
     def level_for(self, seconds: float) -> int:
         """The highest queue whose quantum covers `seconds`; the lowest if none does."""
         for level, quantum in enumerate(self._quanta):
@@ -152,7 +174,7 @@ class MultiLevelQueue:
 
     def _promotion_in(self, job: Job, now: float) -> float:
         """Negative when it is overdue in the first queue: the longer, the sooner it runs."""
-        return self._settings.starvation_s - (now - job.waiting_since)
+        return self.alpha - (now - job.waiting_since)
 
     def _reached_in(self, job: Job) -> float:
         """Quanta that the jobs ahead may still use, shared by those that run at once."""

@@ -14,6 +14,9 @@ class MlfqSettings(msgspec.Struct, frozen=True):
     demote_to_cover: it falls at least to a queue whose quantum covers its next iteration
     promotion_keeps_used: a promoted job's used time stands, so that it falls again after one iteration
     enst_per_batch: the quanta ahead are divided by the batch size, since so many jobs run at once
+    promotion_iterations: what a promoted job may use, in iterations
+    promotion_share: of the places in the batches, what promoted jobs may take; under overload, when more
+        have waited for starvation_s, the wait until promotion stretches to that. None: it never stretches
     """
 
     quantum_s: float | None = None
@@ -24,9 +27,12 @@ class MlfqSettings(msgspec.Struct, frozen=True):
     demote_to_cover: bool = True
     promotion_keeps_used: bool = False
     enst_per_batch: bool = True
+    promotion_iterations: int = 1
+    promotion_share: float | None = None
 
 
 PRESETS = {
+    "skipjoin": MlfqSettings(promotion_iterations=16, promotion_share=0.1),
     "paper-v3": MlfqSettings(),
     "paper-v1": MlfqSettings(enst_per_batch=False),  # alpha comes "from the SLO": the same 0.3 s here
     "artifact": MlfqSettings(
@@ -44,6 +50,7 @@ def settings(config: SchedulerConfig) -> MlfqSettings:
         "levels": config.levels,
         "starvation_s": config.starvation_s,
         "demotion_levels": config.demotion_levels,
+        "promotion_share": config.promotion_share,
     }
     changed = {name: value for name, value in explicit.items() if value is not None}
     return msgspec.structs.replace(PRESETS[config.preset], **changed)

@@ -63,7 +63,7 @@ def test_skip_join_places_by_the_first_iteration() -> None:
 
 
 def test_a_job_that_never_ran_starves_from_its_arrival_and_is_promoted_with_enough_quantum() -> None:
-    cores = create_cores(starvation_s=5.0, max_batch_size=1, levels=8)
+    cores = create_cores(preset="paper-v3", starvation_s=5.0, max_batch_size=1, levels=8)
     cores.submit(create_submit(1, prompt=100))  # 10 s: far down
     arrived = cores.clock.now()
     number = 10
@@ -210,7 +210,7 @@ def test_with_several_batches_in_flight_no_job_is_in_two() -> None:
 
 
 def test_priority_classes_are_strict_and_alpha_bounds_waiting_across_them() -> None:
-    cores = create_cores(max_batch_size=1, starvation_s=30.0)
+    cores = create_cores(preset="paper-v3", max_batch_size=1, starvation_s=30.0)
     cores.submit(create_submit(1, max_tokens=200, priority=5))
     cores.iterate(3)
     cores.submit(create_submit(2, prompt=100, max_tokens=100, priority=-1))
