@@ -30,7 +30,7 @@ class KVCache:
         self.block_size = config.block_size
         self._copies = copies
         self.device = BlockPool(config.device_blocks)
-        self.host = BlockPool(config.host_blocks)
+        self.host = BlockPool(config.host_blocks, growing=False)
         self._jobs: dict[JobId, JobKV] = {}
         self._steps: dict[StepId, list[JobKV]] = {}
         self._transfers: dict[TransferId, tuple[Directive, set[tuple[int, int]]]] = {}
@@ -85,7 +85,7 @@ class KVCache:
         if not self._make_room(missing, plan):
             plan.owed += missing
             return
-        job.device += self.device.allocate(missing)
+        job.device += self.device.allocate(missing, after=job.device[-1] if job.device else None)
         self._jobs[job.job_id] = job
         if job.residence is Residence.HOST:
             plan.directives.append(self._swap_in(job))

@@ -43,6 +43,12 @@ class KVCacheService(Service):
         self._occupancy = self.registry.gauge(
             "skipjoin_kv_blocks", "KV blocks by tier and state.", ["tier", "state"]
         )
+        self._fragmentation = self.registry.gauge(
+            "skipjoin_kv_fragmentation", "Share of the free blocks outside the largest free run.", ["tier"]
+        )
+        self._group_blocks = self.registry.gauge(
+            "skipjoin_kv_group_blocks", "Mean neighbouring blocks that one copy can move.", ["tier"]
+        )
         self._plan_seconds = self.registry.histogram(
             "skipjoin_kv_plan_seconds",
             "Time of one KV plan.",
@@ -136,3 +142,6 @@ class KVCacheService(Service):
         for tier, states in self._core.occupancy().items():
             for state, count in states.items():
                 self._occupancy.labels(tier, state).set(count)
+        for tier, pool in (("device", self._core.device), ("host", self._core.host)):
+            self._fragmentation.labels(tier).set(pool.fragmentation)
+            self._group_blocks.labels(tier).set(pool.group_blocks)
