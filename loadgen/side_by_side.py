@@ -34,7 +34,7 @@ def main() -> None:
     print("\n### 16 requests at once, 48 tokens each: KV for all, or for 5\n")
     print("| pool | mode | time, s | swapped out, blocks | swap stall, % of time | recomputed jobs |")
     print("|---|---|---|---|---|---|")
-    for pool, mode in ((256, "reactive"), (32, "reactive"), (32, "recompute")):
+    for pool, mode in ((256, "proactive"), (32, "proactive"), (32, "reactive"), (32, "recompute")):
         seconds, delta = run(sixteen_at_once, f"kv.device_blocks={pool}", f"kv.swap_mode={mode}")
         stall = 100 * delta['skipjoin_swap_stall_seconds_total{stage="0"}'] / seconds
         print(

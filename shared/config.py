@@ -117,14 +117,20 @@ class SchedulerConfig(Section, frozen=True):
 class KVConfig(Section, frozen=True):
     """block_size: tokens in a block
     device_blocks, host_blocks: size of the two tiers, in blocks, the same on every stage
-    swap_mode: reactive (swap when device blocks run short) or recompute (drop and prefill again)
+    swap_mode: what happens when device blocks run short: proactive (jobs are swapped out before, those that
+        run soon are brought in while others compute), reactive (swap then), recompute (drop and prefill
+        again) or defer (new jobs wait until others end)
+    reserve_blocks: device blocks kept free for arrivals (proactive); more if recent arrivals took more
+    reuse: host copies of jobs that came back are kept while there is room, and need not be written again
     copy_threads: copy workers per stage
     """
 
     block_size: Annotated[int, Meta(ge=1, le=256)] = 16
     device_blocks: Positive = 1024
     host_blocks: NonNegative = 1024
-    swap_mode: Literal["reactive", "recompute"] = "reactive"
+    swap_mode: Literal["proactive", "reactive", "recompute", "defer"] = "proactive"
+    reserve_blocks: NonNegative = 8
+    reuse: bool = True
     copy_threads: Positive = 2
 
 

@@ -14,7 +14,7 @@ from loadgen.simulate.results import Spread, Summary, summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
 from services.scheduler.policy import POLICIES
-from shared.config import SchedulerConfig
+from shared.config import KVConfig, SchedulerConfig
 from shared.errors import ConfigError, SkipjoinError
 
 
@@ -136,7 +136,7 @@ def _add_run(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stages", type=int)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--swap-mode", default="reactive", choices=swap_modes())
+    parser.add_argument("--swap-mode", default=KVConfig().swap_mode, choices=swap_modes())
     parser.add_argument("--preset", default=SchedulerConfig().preset)
     parser.add_argument("--starvation", type=float, metavar="S", help="alpha, seconds; default: the preset's")
     parser.add_argument("--overhead", type=float, default=0.0, metavar="S", help="per iteration, seconds")

@@ -87,7 +87,7 @@ def _scenario(
     model = models.MODELS[profile]
     if model_name == "opt-13b" and length_name.startswith("alpaca"):
         model = msgspec.structs.replace(model, host_bytes=48 * GB)  # as in the artifact
-    swap_mode = "recompute" if system == "vllm" else "reactive"
+    swap_mode = "recompute" if system == "vllm" else "proactive"
     return Scenario(model, policy, preset, swap_mode, starvation_s=starvation_s)
 
 

@@ -22,7 +22,7 @@ class Scenario(msgspec.Struct, frozen=True):
     model: ModelProfile
     policy: str = "skip-join"
     preset: str = SchedulerConfig().preset
-    swap_mode: str = "reactive"
+    swap_mode: str = KVConfig().swap_mode
     stages: int | None = None
     batch: int = 16
     block_size: int = 16

@@ -3,16 +3,19 @@
 Pure: no I/O and no clock. One instance lives for one scheduler epoch; a new epoch starts with a new one.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from services.kvcache.host import HostTier
 from services.kvcache.jobs import JobKV, Residence
-from services.kvcache.pool import BlockPool, coalesce
+from services.kvcache.planning import PlanInProgress
+from services.kvcache.pool import BlockPool
+from services.kvcache.reserve import Reserve
+from services.kvcache.transfers import Transfers
 from shared.config import KVConfig
 from shared.errors import SkipjoinError
-from shared.ids import BlockId, JobId, StepId, TransferId
-from shared.messages import Candidate, Direction, Directive, Grant, PlanReply, PlanRequest
+from shared.ids import JobId, StepId, TransferId
+from shared.messages import Candidate, Direction, Directive, PlanReply, PlanRequest
 
 
 class IntegrityError(SkipjoinError):
@@ -26,16 +29,19 @@ class KVCache:
     """
 
     def __init__(self, config: KVConfig, copies: int) -> None:
-        self._config = config
+        self._mode = config.swap_mode
         self.block_size = config.block_size
-        self._copies = copies
         self.device = BlockPool(config.device_blocks)
-        self.host = BlockPool(config.host_blocks, growing=False)
+        self._host = HostTier(config)
+        self._reserve = Reserve(config.device_blocks, config.reserve_blocks)
         self._jobs: dict[JobId, JobKV] = {}
         self._steps: dict[StepId, list[JobKV]] = {}
-        self._transfers: dict[TransferId, tuple[Directive, set[tuple[int, int]]]] = {}
-        self._next_transfer = 1
+        self._transfers = Transfers(copies)
         self._leaving = 0  # device blocks that become free when the transfers out are complete
+
+    @property
+    def host(self) -> BlockPool:
+        return self._host.pool
 
     # ------------------------------------------------------------ one iteration
 
@@ -52,17 +58,29 @@ class KVCache:
             self._release(job_id)
         self._note_enst(request)
 
-        plan = _PlanInProgress(request)
-        for candidate in request.candidates:
-            if len(plan.granted) == request.batch_limit:
-                break
-            if plan.granted and plan.tokens + candidate.new_tokens > request.token_limit:
-                continue
-            plan.seen.add(candidate.job_id)
-            self._consider(candidate, plan)
-        return plan.reply(self.device.free)
+        plan = PlanInProgress(request)
+        self._fill(plan)
+        if self._mode == "defer":
+            self._end_deadlock(plan)
+        if self._mode == "proactive":
+            self._look_ahead(plan)
+            self._reserve.planned(plan.new_blocks)
+        kept = self._reserve.blocks if self._mode == "proactive" else 0
+        return plan.reply(self.device.free - kept)
 
-    def _consider(self, candidate: Candidate, plan: "_PlanInProgress") -> None:
+    def _fill(self, plan: PlanInProgress) -> None:
+        for candidate in plan.request.candidates:
+            if plan.full:
+                return
+            self._consider(candidate, plan)
+        if not plan.granted:
+            self._run_what_arrives(plan)
+
+    def _consider(self, candidate: Candidate, plan: PlanInProgress) -> None:
+        tokens = plan.share_of(candidate)
+        if not tokens:
+            return
+        plan.seen.add(candidate.job_id)
         job = self._jobs.get(candidate.job_id)
         held = candidate.context - candidate.new_tokens
         if job is not None and (
@@ -75,56 +93,79 @@ class KVCache:
                 return
             self._drop(job)
             job = None
-        if job is None:
-            if held:
-                plan.dropped.append(candidate.job_id)
-                return
-            job = JobKV(candidate.job_id, candidate.trace)
+        if job is None and held:
+            plan.dropped.append(candidate.job_id)
+            return
+        job = job or JobKV(candidate.job_id, candidate.trace)
 
-        missing = self._blocks(candidate.context) - len(job.device)
+        missing = self._blocks(held + tokens) - len(job.device)
+        if plan.fills_in and (job.residence is Residence.HOST or missing + plan.owed > self.device.free):
+            return
         if not self._make_room(missing, plan):
             plan.owed += missing
             return
-        job.device += self.device.allocate(missing, after=job.device[-1] if job.device else None)
-        self._jobs[job.job_id] = job
+        self._give(job, missing, plan)
         if job.residence is Residence.HOST:
             plan.directives.append(self._swap_in(job))
-        if job.transfer is not None:
-            plan.waits.append(job.transfer)
-        job.step, job.planned = plan.step_id, candidate.context
-        self._steps.setdefault(plan.step_id, []).append(job)
-        plan.tokens += candidate.new_tokens
-        plan.granted.append(Grant(job.job_id, struct.pack(f"<{len(job.device)}i", *job.device)))
+        if job.transfer is not None and self._mode == "proactive":
+            plan.arriving.append((job, candidate))  # the batch does not wait for it: it runs in a later one
+            return
+        self._grant(job, tokens, plan)
 
-    def _make_room(self, missing: int, plan: "_PlanInProgress") -> bool:
+    def _run_what_arrives(self, plan: PlanInProgress) -> None:
+        """Nothing else can be computed, so the stages wait for the copies."""
+        for job, candidate in plan.arriving:
+            if plan.full:
+                return
+            tokens = plan.share_of(candidate)
+            if tokens and self._blocks(job.tokens + tokens) <= len(job.device):
+                self._grant(job, tokens, plan)
+
+    def _grant(self, job: JobKV, tokens: int, plan: PlanInProgress) -> None:
+        plan.grant(job, tokens)
+        self._steps.setdefault(plan.step_id, []).append(job)
+
+    def _give(self, job: JobKV, blocks: int, plan: PlanInProgress) -> None:
+        if not job.device and job.residence is Residence.DEVICE:
+            plan.new_blocks += blocks
+        job.device += self.device.allocate(blocks, after=job.device[-1] if job.device else None)
+        self._jobs[job.job_id] = job
+
+    # ------------------------------------------------------------ room on the device
+
+    def _make_room(self, missing: int, plan: PlanInProgress) -> bool:
         """True if `missing` blocks may be taken now; otherwise they are being freed or cannot be yet."""
         if missing == 0:
             return True
-        victims: Iterator[JobKV] | None = None
-        while missing + plan.owed > self.device.free + self._leaving:
-            victims = victims or self._victims(plan)
-            victim = next(victims, None)
-            if victim is None:
-                break
-            if self._room_on_host(victim, plan):
-                plan.directives.append(self._swap_out(victim))
-            else:
-                plan.dropped.append(victim.job_id)
-                self._drop(victim)
-        return missing + plan.owed <= self.device.free
+        wanted = missing + plan.owed
+        if wanted > self.device.free + self._leaving and self._mode != "defer":
+            for victim in self._victims(plan):
+                self._evict(victim, plan)
+                if wanted <= self.device.free + self._leaving:
+                    break
+        return wanted <= self.device.free
 
-    def _victims(self, plan: "_PlanInProgress") -> Iterator[JobKV]:
-        """Jobs that may give up their device blocks, largest ENST first.
+    def _evict(self, victim: JobKV, plan: PlanInProgress) -> None:
+        """To the host, or, if that has no room, out of memory."""
+        if self._mode != "recompute" and self._room_on_host(victim, plan):
+            plan.directives.append(self._swap_out(victim))
+        else:
+            plan.dropped.append(victim.job_id)
+            self._drop(victim)
+
+    def _victims(self, plan: PlanInProgress) -> Iterator[JobKV]:
+        """Jobs that may give up their device blocks: largest ENST first, those that have just been brought in
+        last of all.
 
         The scheduler names those that run last; only when they do not suffice are all looked at.
         """
         named = [entry.job_id for entry in (*plan.request.holders, *plan.request.candidates)]
-        yield from self._idle_on_device(
-            [self._jobs[job_id] for job_id in named if job_id in self._jobs], plan
-        )
+        idle = self._idle_on_device([self._jobs[job_id] for job_id in named if job_id in self._jobs], plan)
+        yield from (job for job in idle if not job.brought_in)
+        yield from (job for job in self._idle_on_device(self._jobs.values(), plan) if not job.brought_in)
         yield from self._idle_on_device(self._jobs.values(), plan)
 
-    def _idle_on_device(self, jobs: Iterable[JobKV], plan: "_PlanInProgress") -> list[JobKV]:
+    def _idle_on_device(self, jobs: Iterable[JobKV], plan: PlanInProgress) -> list[JobKV]:
         idle = [
             job
             for job in jobs
@@ -133,75 +174,100 @@ class KVCache:
         idle.sort(key=lambda job: job.enst, reverse=True)
         return idle
 
-    def _room_on_host(self, victim: JobKV, plan: "_PlanInProgress") -> bool:
+    def _room_on_host(self, victim: JobKV, plan: PlanInProgress) -> bool:
         """Make the host take `victim` by dropping jobs there that are due even later; False if it cannot."""
-        if self._config.swap_mode == "recompute":
-            return False
-        need = self._blocks(victim.tokens)
-        if need <= self.host.free:
+        need = self._blocks(victim.tokens) - self._blocks_saved(victim)
+        if self._host.make_room(need, victim):
             return True
-        later = sorted(
-            (
-                job
-                for job in self._jobs.values()
-                if job.residence is Residence.HOST and job.enst > victim.enst and job.job_id not in plan.seen
-            ),
-            key=lambda job: job.enst,
-        )
-        if need > self.host.free + sum(len(job.host) for job in later):
-            return False
-        while need > self.host.free:
-            job = later.pop()
+        later = self._host.due_after(victim, need, plan.seen)
+        for job in later:
             plan.dropped.append(job.job_id)
             self._drop(job)
-        return True
+        return self._host.make_room(need, victim)
+
+    def _end_deadlock(self, plan: PlanInProgress) -> None:
+        """Jobs that only wait for each other's blocks: those that run last are recomputed later."""
+        while not plan.granted and plan.owed and self.idle:
+            victims = [job for job in self._jobs.values() if job.idle]
+            if not victims:
+                return
+            last = max(victims, key=lambda job: job.enst)
+            plan.dropped.append(last.job_id)
+            self._drop(last)
+            plan.owed = 0
+            self._fill(plan)
+
+    # ------------------------------------------------------------ ahead of need
+
+    def _look_ahead(self, plan: PlanInProgress) -> None:
+        """While this batch computes: bring in the jobs that run soon, and free blocks for arrivals.
+
+        Room is made only by jobs that run later than those that come in, and by copies, never by dropping.
+        """
+        reserve = self._reserve.blocks
+        target, due = reserve, 0.0
+        for candidate in plan.request.candidates:
+            job = self._jobs.get(candidate.job_id)
+            if job is None or job.residence is not Residence.HOST or job.released:
+                continue
+            need = self._blocks(candidate.context) - len(job.device)
+            if need + plan.owed + reserve > self.device.free:
+                target, due = need + reserve, candidate.enst
+                break  # in order: what comes later must not take its place
+            self._give(job, need, plan)
+            plan.directives.append(self._swap_in(job))
+        for victim in self._later_than(due, plan):
+            if target + plan.owed <= self.device.free + self._leaving:
+                break
+            need = self._blocks(victim.tokens) - self._blocks_saved(victim)
+            if not self._host.make_room(need, victim):
+                break
+            plan.directives.append(self._swap_out(victim))
+
+    def _later_than(self, due: float, plan: PlanInProgress) -> Iterator[JobKV]:
+        """Jobs on the device that run after `due` seconds, the last first; no candidate is among them."""
+        for holder in plan.request.holders:
+            job = self._jobs.get(holder.job_id)
+            if job is None or holder.enst <= due:
+                continue
+            if job.residence is Residence.DEVICE and job.idle and not job.brought_in:
+                yield job
 
     # ------------------------------------------------------------ transfers
 
     def _swap_out(self, job: JobKV) -> Directive:
-        written = job.device[: self._blocks(job.tokens)]
-        job.host = self.host.allocate(len(written))
+        """Only blocks that were written since the last time."""
+        first = self._blocks_saved(job)
+        written = job.device[first : self._blocks(job.tokens)]
+        targets = self._host.extend(job, first, len(written))
         job.residence = Residence.MOVING_OUT
         self._leaving += len(job.device)
-        return self._transfer(job, Direction.OUT, written, job.host)
+        return self._transfers.start(job, Direction.OUT, written, targets)
 
     def _swap_in(self, job: JobKV) -> Directive:
-        job.residence = Residence.MOVING_IN
-        return self._transfer(job, Direction.IN, job.host, job.device[: len(job.host)])
-
-    def _transfer(
-        self, job: JobKV, direction: Direction, sources: list[BlockId], destinations: list[BlockId]
-    ) -> Directive:
-        transfer_id = TransferId(self._next_transfer)
-        self._next_transfer += 1
-        job.transfer = transfer_id
-        directive = Directive(transfer_id, job.job_id, direction, coalesce(sources, destinations))
-        self._transfers[transfer_id] = (directive, set())
-        return directive
+        self._host.leaves(job)
+        job.residence, job.brought_in = Residence.MOVING_IN, True
+        return self._transfers.start(job, Direction.IN, job.host, job.device[: len(job.host)])
 
     def transfer_done(self, transfer_id: TransferId, stage: int, rank: int) -> Directive | None:
         """One stage and rank has copied its share; the directive is returned once all have.
 
         Only then do the source blocks change hands: a copy may still read them before.
         """
-        if transfer_id not in self._transfers:
+        moved = self._transfers.acknowledge(transfer_id, stage, rank)
+        if moved is None:
             return None
-        directive, acknowledged = self._transfers[transfer_id]
-        acknowledged.add((stage, rank))
-        if len(acknowledged) < self._copies:
-            return None
-        del self._transfers[transfer_id]
-        job = self._jobs[directive.job_id]
-        job.transfer = None
+        directive, job = moved
         if directive.direction is Direction.OUT:
             self._leaving -= len(job.device)
             self.device.release(job.device)
             job.device = []
             job.residence = Residence.HOST
+            job.saved = job.tokens
+            self._host.arrived(job)
         else:
-            self.host.release(job.host)
-            job.host = []
             job.residence = Residence.DEVICE
+            self._host.copied_back(job)
         if job.released and job.idle:
             self._drop(job)
         return directive
@@ -225,7 +291,7 @@ class KVCache:
 
     def _drop(self, job: JobKV) -> None:
         self.device.release(job.device)
-        self.host.release(job.host)
+        self._host.forget(job)
         del self._jobs[job.job_id]
 
     # ------------------------------------------------------------ bookkeeping
@@ -234,10 +300,14 @@ class KVCache:
         for entry in (*request.candidates, *request.holders):
             job = self._jobs.get(entry.job_id)
             if job is not None:
-                job.enst = entry.enst
+                self._host.due(job, entry.enst)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    def _blocks_saved(self, job: JobKV) -> int:
+        """Host blocks that need not be written again; one that was not full has changed since."""
+        return job.saved // self.block_size
 
     @property
     def idle(self) -> bool:
@@ -246,11 +316,11 @@ class KVCache:
 
     def trace_of_transfer(self, transfer_id: TransferId) -> str | None:
         """Traceparent of the job that moves, while it does."""
-        entry = self._transfers.get(transfer_id)
-        return self._jobs[entry[0].job_id].trace if entry else None
+        job = self._transfers.job_of(transfer_id)
+        return job.trace if job else None
 
     def occupancy(self) -> dict[str, dict[str, int]]:
-        """Blocks by tier and state: free, held (a job's, at rest), moving, cached."""
+        """Blocks by tier and state: free, held (a job's, at rest), moving, cached (also on the device)."""
         counts = {
             tier: {"free": pool.free, "held": 0, "moving": 0, "cached": 0}
             for tier, pool in (("device", self.device), ("host", self.host))
@@ -258,7 +328,8 @@ class KVCache:
         for job in self._jobs.values():
             state = "moving" if job.moving else "held"
             counts["device"][state] += len(job.device)
-            counts["host"][state] += len(job.host)
+            on_device = job.residence is Residence.DEVICE
+            counts["host"]["cached" if on_device else state] += len(job.host)
         return counts
 
     def check(self) -> None:
@@ -275,26 +346,3 @@ class KVCache:
                 lost = set(range(pool.total)) - set(seen)
                 doubled = {block for block, after in pairwise(seen) if block == after}
                 raise IntegrityError(f"{name} tier: blocks lost {sorted(lost)}, doubled {sorted(doubled)}")
-
-
-class _PlanInProgress:
-    """What has been decided so far in one call of `plan`.
-
-    owed: free or leaving blocks that belong to candidates which were blocked earlier in this plan
-    seen: candidates already looked at; they are never victims of later ones
-    """
-
-    def __init__(self, request: PlanRequest) -> None:
-        self.request = request
-        self.step_id = request.step_id
-        self.granted: list[Grant] = []
-        self.directives: list[Directive] = []
-        self.waits: list[TransferId] = []
-        self.dropped: list[JobId] = []
-        self.seen: set[JobId] = set()
-        self.tokens = 0
-        self.owed = 0
-
-    def reply(self, free_blocks: int) -> PlanReply:
-        dropped = list(dict.fromkeys(self.dropped))
-        return PlanReply(self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks)

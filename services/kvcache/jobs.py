@@ -7,6 +7,9 @@
        └───────────────────┘  └───────────────────── MOVING_IN <───────────────────────┘
 
 A job's blocks go back only when it is neither in flight (a step uses them) nor moving (a copy does).
+
+Its host blocks stay after a swap in, as long as nobody else needs them: tokens that are written never change,
+so the next swap out moves only what was written since.
 """
 
 from enum import Enum
@@ -25,12 +28,14 @@ class JobKV:
     """tokens: KV entries that completed steps have written
     planned: `tokens` once the step in flight is complete
     step: the step it is in flight in, if any; transfer: its swap under way, if any
+    saved: KV entries of which the host blocks hold a valid copy
+    brought_in: it came back ahead of time and has not run since
     released: its job ended; the blocks go back when nothing touches them any more
     """
 
     __slots__ = (
-        "device", "enst", "host", "job_id", "planned", "released", "residence", "step", "tokens", "trace",
-        "transfer",
+        "brought_in", "device", "enst", "host", "job_id", "planned", "released", "residence", "saved", "step",
+        "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:
@@ -40,6 +45,8 @@ class JobKV:
         self.device: list[BlockId] = []
         self.host: list[BlockId] = []
         self.tokens = 0
+        self.saved = 0
+        self.brought_in = False
         self.planned = 0
         self.step: StepId | None = None
         self.transfer: TransferId | None = None

@@ -33,6 +33,7 @@ class PlanRequest(Message, frozen=True):
     holders: those that hold KV and run last, largest ENST first; empty when no victims can be needed
     completed: steps whose result has arrived since the last request (their jobs are no longer in flight)
     released: jobs that ended; their blocks go back as soon as nothing reads or writes them
+    chunked: a prompt may be computed in parts, whatever the token limit leaves
     """
 
     step_id: StepId
@@ -42,6 +43,7 @@ class PlanRequest(Message, frozen=True):
     released: list[JobId] = []
     batch_limit: int = 0
     token_limit: int = 0
+    chunked: bool = False
 
 
 class Move(Part, frozen=True):
@@ -73,10 +75,15 @@ class Directive(Part, frozen=True):
 
 
 class Grant(Part, frozen=True):
-    """The job may run: `table` holds its block ids in order, little-endian int32."""
+    """The job may run.
+
+    table: its block ids in order, little-endian int32
+    tokens: how many it computes; fewer than it wanted when its prompt is computed in parts
+    """
 
     job_id: JobId
     table: bytes
+    tokens: int = 0
 
 
 class PlanReply(Message, frozen=True):
@@ -84,7 +91,7 @@ class PlanReply(Message, frozen=True):
 
     waits: transfers that must be complete before this step computes (its own swap-ins)
     dropped: jobs whose KV was given up; they must be recomputed from their tokens
-    free_blocks: device blocks left
+    free_blocks: device blocks left, without what is kept for arrivals
     """
 
     step_id: StepId

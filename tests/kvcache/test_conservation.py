@@ -15,17 +15,25 @@ ACTIONS = st.sampled_from(["submit", "submit", "plan", "plan", "step", "step", "
 @given(
     data=st.data(),
     policy=st.sampled_from(sorted(POLICIES)),
-    mode=st.sampled_from(["reactive", "recompute"]),
+    mode=st.sampled_from(["proactive", "reactive", "recompute", "defer"]),
     host=st.sampled_from([0, 3, 10, 100]),
+    reserve=st.sampled_from([0, 2]),
     stages=st.integers(1, 3),
     batch=st.integers(1, 6),
 )
 def test_random_histories(
-    data: st.DataObject, policy: str, mode: str, host: int, stages: int, batch: int
+    data: st.DataObject, policy: str, mode: str, host: int, reserve: int, stages: int, batch: int
 ) -> None:
     config = create_config(
         scheduler={"policy": policy, "max_batch_size": batch, "max_batch_tokens": 64, "starvation_s": 20.0},
-        kv={"block_size": 4, "device_blocks": 8, "host_blocks": host, "swap_mode": mode},
+        kv={
+            "block_size": 4,
+            "device_blocks": 8,
+            "host_blocks": host,
+            "swap_mode": mode,
+            "reserve_blocks": reserve,
+            "reuse": data.draw(st.booleans()),
+        },
         parallel={"pipeline_stages": stages},
     )
     cores = Cores(config, copies=stages)

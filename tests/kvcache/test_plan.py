@@ -213,3 +213,125 @@ def test_neighbouring_blocks_are_one_copy() -> None:
     targets = [BlockId(block) for block in (0, 1, 2, 3, 7)]
     assert coalesce(blocks, targets) == [Move(BlockId(4), BlockId(0), 3), Move(BlockId(9), BlockId(3), 1),
                                          Move(BlockId(10), BlockId(7), 1)]  # fmt: skip
+
+
+# ---------------------------------------------------------------- ahead of need
+
+
+def create_proactive(device: int, *, reserve: int = 0, **fields: object) -> KVCache:
+    return KVCache(KVConfig(block_size=4, device_blocks=device, host_blocks=16, swap_mode="proactive",
+                            reserve_blocks=reserve, **fields), 1)  # type: ignore[arg-type]  # fmt: skip
+
+
+def swapped_out(planner: Planner, *job_ids: int) -> None:
+    """Fill the device with those jobs, three blocks each, and have them all on the host afterwards."""
+    planner.plan(*(prefill(job_id, 12) for job_id in job_ids))
+    all_blocks = 4 * planner.kv.device.total
+    holders = tuple(Holder(JobId(job_id), 9.0) for job_id in job_ids)
+    reply = planner.plan(prefill(99, all_blocks), holders=holders)
+    for directive in reply.directives:
+        planner.kv.transfer_done(directive.transfer_id, 0, 0)
+    planner.plan(released=(99,))
+    assert planner.kv.device.free == planner.kv.device.total
+
+
+def test_a_running_batch_does_not_wait_for_a_job_that_comes_in() -> None:
+    planner = Planner(create_proactive(device=8))
+    swapped_out(planner, 1)
+    planner.plan(prefill(2, 4))
+    reply = planner.plan(decode(1, 13), decode(2, 5))
+    assert granted(reply) == [2] and reply.waits == []
+    (back,) = reply.directives
+    assert (back.job_id, back.direction) == (1, Direction.IN)
+    assert granted(planner.plan(decode(1, 13), decode(2, 6))) == [2], "the copy is still under way"
+    planner.kv.transfer_done(back.transfer_id, 0, 0)
+    reply = planner.plan(decode(1, 13), decode(2, 7))
+    assert granted(reply) == [1, 2] and not reply.directives
+
+
+def test_with_nothing_else_to_compute_the_step_waits_for_the_copy() -> None:
+    planner = Planner(create_proactive(device=8))
+    swapped_out(planner, 1, 2)
+    reply = planner.plan(decode(1, 13), decode(2, 13))
+    assert granted(reply) == [1, 2] and sorted(reply.waits) == sorted(d.transfer_id for d in reply.directives)
+
+
+def test_jobs_that_run_soon_come_in_while_the_batch_computes() -> None:
+    kv = create_proactive(device=12)
+    planner = Planner(kv)
+    swapped_out(planner, 1, 2)
+    planner.plan(prefill(3, 4))
+    request = PlanRequest(StepId(90), [decode(3, 5), decode(1, 13, 1.0), decode(2, 13, 2.0)],
+                          completed=planner.completed, batch_limit=1, token_limit=100)  # fmt: skip
+    reply = kv.plan(request)
+    assert granted(reply) == [3] and [d.job_id for d in reply.directives] == [1, 2]
+
+
+def test_blocks_are_freed_for_arrivals_by_the_jobs_that_run_last() -> None:
+    planner = Planner(create_proactive(device=8, reserve=2))
+    planner.plan(prefill(1, 12), prefill(2, 12))
+    reply = planner.plan(decode(1, 13), holders=(Holder(JobId(2), 7.0),))
+    assert granted(reply) == [1] and [d.job_id for d in reply.directives] == [2], "1 free, 2 wanted"
+    assert reply.dropped == []
+
+
+def test_a_job_that_was_brought_in_runs_before_it_goes_out_again() -> None:
+    planner = Planner(create_proactive(device=8))
+    swapped_out(planner, 1)
+    planner.plan(prefill(2, 12))
+    (back,) = planner.plan(decode(2, 13), decode(1, 13)).directives
+    planner.kv.transfer_done(back.transfer_id, 0, 0)
+    holders = (Holder(JobId(1), 50.0), Holder(JobId(2), 3.0))
+    reply = planner.plan(prefill(3, 12), holders=holders)
+    assert [d.job_id for d in reply.directives] == [2], "although 1 runs last"
+
+
+# ---------------------------------------------------------------- copies that are kept
+
+
+def test_the_second_swap_out_moves_only_what_was_written_since() -> None:
+    planner = Planner(create_kv(device=6, host=8))
+    planner.plan(prefill(1, 10))  # two full blocks and a half
+    (out,) = planner.plan(prefill(2, 24), holders=(Holder(JobId(1), 1.0),)).directives
+    planner.kv.transfer_done(out.transfer_id, 0, 0)
+    (back,) = planner.plan(decode(1, 11)).directives
+    planner.kv.transfer_done(back.transfer_id, 0, 0)
+    assert planner.kv.occupancy()["host"]["cached"] == 3
+    (again,) = planner.plan(prefill(2, 24), holders=(Holder(JobId(1), 1.0),)).directives
+    assert again.blocks == 1 and again.moves[0].dst == out.moves[-1].dst + out.moves[-1].count - 1
+    planner.kv.transfer_done(again.transfer_id, 0, 0)
+    (back,) = planner.plan(decode(1, 12)).directives
+    assert back.blocks == 3
+    planner.kv.check()
+
+
+def test_kept_copies_give_way_before_any_job_is_dropped() -> None:
+    planner = Planner(create_kv(device=6, host=3))
+    planner.plan(prefill(1, 12))
+    (out,) = planner.plan(prefill(2, 24), holders=(Holder(JobId(1), 1.0),)).directives
+    planner.kv.transfer_done(out.transfer_id, 0, 0)
+    (back,) = planner.plan(decode(1, 13)).directives
+    planner.kv.transfer_done(back.transfer_id, 0, 0)
+    planner.plan(released=())
+    planner.plan(prefill(3, 8))
+    reply = planner.plan(prefill(4, 8), decode(1, 14), holders=(Holder(JobId(3), 5.0),))
+    assert reply.dropped == [] and [d.job_id for d in reply.directives] == [3]
+    planner.kv.check()
+
+
+def test_without_reuse_no_copy_is_kept() -> None:
+    planner = Planner(create_proactive(device=8, reuse=False))
+    swapped_out(planner, 1)
+    (back,) = planner.plan(decode(1, 13)).directives
+    planner.kv.transfer_done(back.transfer_id, 0, 0)
+    assert planner.kv.host.free == 16
+
+
+# ---------------------------------------------------------------- defer
+
+
+def test_deferred_jobs_wait_and_a_deadlock_is_ended_by_recomputing_the_last() -> None:
+    planner = Planner(create_kv(device=4, mode="defer"))
+    planner.plan(prefill(1, 8), prefill(2, 8))
+    reply = planner.plan(decode(1, 9, 1.0), decode(2, 9, 2.0), prefill(3, 4))
+    assert (granted(reply), reply.dropped, reply.directives) == ([1, 3], [2], [])

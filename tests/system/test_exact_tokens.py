@@ -39,11 +39,13 @@ async def collect_tokens(app: Application) -> tuple[dict[int, list[int]], asynci
 @pytest.mark.parametrize(
     ("stages", "policy", "mode"),
     [
+        (1, "skip-join", "proactive"),
         (1, "skip-join", "reactive"),
-        (1, "fcfs", "reactive"),
-        (2, "skip-join", "reactive"),
+        (1, "fcfs", "proactive"),
+        (2, "skip-join", "proactive"),
         (2, "gittins", "reactive"),
         (1, "skip-join", "recompute"),
+        (1, "skip-join", "defer"),
     ],
 )
 async def test_sixteen_at_once_in_a_pool_for_five(
@@ -68,7 +70,7 @@ async def test_sixteen_at_once_in_a_pool_for_five(
             text = reference.tokenizer.decode(received[job_id], skip_special_tokens=True)
             assert answer["choices"][0]["text"] == text  # type: ignore[index]
 
-        if mode == "reactive":
+        if mode in ("proactive", "reactive"):
             assert metrics["skipjoin_swap_out_blocks_total"] > 0
             assert metrics["skipjoin_swap_in_blocks_total"] > 0
         else:

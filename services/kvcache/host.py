@@ -1,0 +1,86 @@
+"""The host tier: KV of jobs that wait there, and copies that are kept of jobs that went back."""
+
+from collections.abc import Container
+
+from sortedcontainers import SortedKeyList
+
+from services.kvcache.jobs import JobKV, Residence
+from services.kvcache.pool import BlockPool
+from shared.config import KVConfig
+from shared.ids import BlockId, JobId
+
+
+class HostTier:
+    """Kept copies give way first, the oldest before the others: nothing is lost with them."""
+
+    def __init__(self, config: KVConfig) -> None:
+        self.pool = BlockPool(config.host_blocks, growing=config.reuse)
+        self._reuse = config.reuse
+        self._waiting = SortedKeyList(key=_by_enst)
+        self._kept: dict[JobId, JobKV] = {}  # oldest first
+
+    def make_room(self, blocks: int, owner: JobKV) -> bool:
+        """Whether `blocks` more are free for `owner`; copies kept of others give way for that."""
+        if blocks > self.pool.free:
+            for job in [job for job in self._kept.values() if job is not owner]:
+                self._give_up_copy(job)
+                if blocks <= self.pool.free:
+                    break
+        return blocks <= self.pool.free
+
+    def due_after(self, victim: JobKV, blocks: int, spared: Container[JobId]) -> list[JobKV]:
+        """The jobs that must go so that `blocks` are free, all due later than `victim`; none if they do not
+        suffice.
+        """
+        chosen: list[JobKV] = []
+        found = self.pool.free
+        for job in reversed(self._waiting):
+            if found >= blocks or job.enst <= victim.enst:
+                break
+            if job.job_id not in spared:
+                chosen.append(job)
+                found += len(job.host)
+        return chosen if found >= blocks else []
+
+    def extend(self, job: JobKV, first: int, count: int) -> list[BlockId]:
+        """Host blocks `first` to `first + count` of a job that is swapped out: those it has, and new ones."""
+        self._kept.pop(job.job_id, None)
+        wanted = first + count - len(job.host)
+        if wanted > 0:
+            job.host += self.pool.allocate(wanted, after=job.host[-1] if job.host else None)
+        return job.host[first : first + count]
+
+    def arrived(self, job: JobKV) -> None:
+        self._waiting.add(job)
+
+    def leaves(self, job: JobKV) -> None:
+        self._waiting.remove(job)
+
+    def copied_back(self, job: JobKV) -> None:
+        """Its KV is on the device again; the copy is kept."""
+        self._kept[job.job_id] = job
+        if not self._reuse:
+            self._give_up_copy(job)
+
+    def due(self, job: JobKV, enst: float) -> None:
+        """Note when it runs next, seconds from now."""
+        waits_here = job.residence is Residence.HOST
+        if waits_here:
+            self._waiting.remove(job)
+        job.enst = enst
+        if waits_here:
+            self._waiting.add(job)
+
+    def forget(self, job: JobKV) -> None:
+        if job.residence is Residence.HOST:
+            self._waiting.remove(job)
+        self._give_up_copy(job)
+
+    def _give_up_copy(self, job: JobKV) -> None:
+        self._kept.pop(job.job_id, None)
+        self.pool.release(job.host)
+        job.host, job.saved = [], 0
+
+
+def _by_enst(job: JobKV) -> float:
+    return job.enst

@@ -1,0 +1,62 @@
+"""What one call of `KVCache.plan` has decided so far."""
+
+import struct
+
+from services.kvcache.jobs import JobKV
+from shared.ids import JobId, TransferId
+from shared.messages import Candidate, Directive, Grant, PlanReply, PlanRequest
+
+
+class PlanInProgress:
+    """owed: free or leaving blocks that belong to candidates which were blocked earlier in this plan
+    seen: candidates already looked at; they are never victims of later ones
+    arriving: candidates that could run, were their KV not still on its way in
+    new_blocks: given to jobs that held none before
+    """
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.step_id = request.step_id
+        self.granted: list[Grant] = []
+        self.directives: list[Directive] = []
+        self.waits: list[TransferId] = []
+        self.dropped: list[JobId] = []
+        self.seen: set[JobId] = set()
+        self.arriving: list[tuple[JobKV, Candidate]] = []
+        self.tokens = 0
+        self.owed = 0
+        self.new_blocks = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.granted) == self.request.batch_limit
+
+    @property
+    def fills_in(self) -> bool:
+        """The batch has its jobs, some on their way in: whoever runs in their place displaces nobody."""
+        return len(self.granted) + len(self.arriving) >= self.request.batch_limit
+
+    def share_of(self, candidate: Candidate) -> int:
+        """Tokens that it may compute in this step; 0 if it has to wait for another.
+
+        A prompt over the whole budget gets a step of its own, or, with chunked prefill, what is left of it.
+        """
+        left = self.request.token_limit - self.tokens
+        if candidate.new_tokens <= left:
+            return candidate.new_tokens
+        if self.request.chunked:
+            return max(0, left)
+        return 0 if self.granted else candidate.new_tokens
+
+    def grant(self, job: JobKV, tokens: int) -> None:
+        """The job computes `tokens` tokens in this step, once its KV is there."""
+        if job.transfer is not None:
+            self.waits.append(job.transfer)
+        job.step, job.planned, job.brought_in = self.step_id, job.tokens + tokens, False
+        self.tokens += tokens
+        table = struct.pack(f"<{len(job.device)}i", *job.device)
+        self.granted.append(Grant(job.job_id, table, tokens))
+
+    def reply(self, free_blocks: int) -> PlanReply:
+        dropped = list(dict.fromkeys(self.dropped))
+        return PlanReply(self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks)
