@@ -245,7 +245,7 @@ class Scheduler:
             if job.job_id not in self._jobs:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
-            job.output.append(token)
+            job.append(token)
             self._observer.completed(job, now)
             reason = job.finish_reason()
             out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))
