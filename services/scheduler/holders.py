@@ -65,9 +65,9 @@ def largest(
             entry = (min(promotion_in(job), reached_in(job)), len(seen), job)
             if len(best) < count:
                 heapq.heappush(best, entry)
-            else:
-                heapq.heappushpop(best, entry)
-        # No job further down either list can have more than this.
-        if len(best) == count and best[0][0] >= min(promotion_in(promoted), reached_in(placed)):
+            elif entry > best[0]:
+                heapq.heapreplace(best, entry)
+        # No job further down either list can have more than the smaller of these.
+        if len(best) == count and (best[0][0] >= promotion_in(promoted) or best[0][0] >= reached_in(placed)):
             break
     return [(job, enst) for enst, _, job in sorted(best, key=lambda entry: entry[0], reverse=True)]
