@@ -65,7 +65,8 @@ class JobQueue:
 
     def ahead(self, job: Job) -> float:
         """Seconds that all jobs before this one may still use."""
-        self._take_updates()
+        if self._updates:
+            self._take_updates()
         slot, seconds = self._slots[job.job_id] - 1, 0.0
         while slot > 0:
             seconds += self._tree[slot]
@@ -84,8 +85,10 @@ class JobQueue:
 
     def _pack(self) -> None:
         """Also ends the drift of sums that were added to and taken from."""
-        self._take_updates()
-        kept = [(job, self._seconds[self._slots[job.job_id]]) for job in self._jobs.values()]
+        kept: list[tuple[Job, float]] = []
+        for job in self._jobs.values():
+            slot = self._slots[job.job_id]
+            kept.append((job, self._updates.get(slot, self._seconds[slot])))
         self.__init__(self.place)
         for job, seconds in kept:
             self.append(job, seconds)

@@ -34,7 +34,8 @@ class Waits:
 
     def first(self) -> Job | None:
         """The one that has waited longest; of several the one that came first."""
-        job = next(iter(self._line.values()), None)
-        if self._aside and (job is None or self._aside[0].waiting_since < job.waiting_since):
-            return self._aside[0]
-        return job
+        in_line = next(iter(self._line.values()), None)
+        if not self._aside:
+            return in_line
+        aside: Job = next(iter(self._aside))
+        return aside if in_line is None or aside.waiting_since < in_line.waiting_since else in_line
