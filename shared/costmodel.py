@@ -4,6 +4,8 @@ prefill = a + b·Σn + c·Σn², decode = a + b·Σcontext + c·batch (seconds; 
 iteration pays the fixed cost once: the larger of the two.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -21,18 +23,18 @@ class BatchLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode_jobs: int = 0
     decode_context: int = 0
 
-    def plus(self, new_tokens: int, context: int) -> "BatchLoad":
-        """This load and one more job that computes `new_tokens` and then holds `context` tokens."""
-        if new_tokens == 1:
-            return BatchLoad(
-                self.prefill_tokens, self.prefill_squares, self.decode_jobs + 1, self.decode_context + context
-            )
-        return BatchLoad(
-            self.prefill_tokens + new_tokens,
-            self.prefill_squares + new_tokens * context,
-            self.decode_jobs,
-            self.decode_context,
-        )
+    @staticmethod
+    def of(jobs: Iterable[tuple[int, int]]) -> "BatchLoad":
+        """Of jobs that compute (new tokens) and then hold (context) tokens."""
+        prefill_tokens = prefill_squares = decode_jobs = decode_context = 0
+        for new_tokens, context in jobs:
+            if new_tokens == 1:
+                decode_jobs += 1
+                decode_context += context
+            else:
+                prefill_tokens += new_tokens
+                prefill_squares += new_tokens * context
+        return BatchLoad(prefill_tokens, prefill_squares, decode_jobs, decode_context)
 
 
 class CostModel(msgspec.Struct, frozen=True, array_like=True, tag="cost_model", gc=False):
@@ -51,23 +53,31 @@ class CostModel(msgspec.Struct, frozen=True, array_like=True, tag="cost_model", 
 
     def seconds(self, load: BatchLoad) -> float:
         """Predicted time of one iteration through all stages, seconds."""
-        prefill = self.prefill_a if load.prefill_tokens else 0.0
-        decode = self.decode_a if load.decode_jobs else 0.0
-        return (
-            max(prefill, decode)
-            + self.prefill_b * load.prefill_tokens
-            + self.prefill_c * load.prefill_squares
-            + self.decode_b * load.decode_context
-            + self.decode_c * load.decode_jobs
+        return self._iteration(
+            load.prefill_tokens, load.prefill_squares, load.decode_jobs, load.decode_context
         )
 
     def prefill(self, tokens: int) -> float:
         """Predicted time of one whole prompt of `tokens`, alone in its iteration, seconds."""
-        return self.seconds(BatchLoad().plus(max(tokens, 2), tokens))
+        computed = max(tokens, 2)
+        return self._iteration(computed, computed * tokens, 0, 0)
 
     def decode(self, context: int) -> float:
         """Predicted time of one decode iteration of one job with `context` tokens, seconds."""
-        return self.seconds(BatchLoad().plus(1, context))
+        return self._iteration(0, 0, 1, context)
+
+    def _iteration(
+        self, prefill_tokens: int, prefill_squares: int, decode_jobs: int, decode_context: int
+    ) -> float:
+        prefill = self.prefill_a if prefill_tokens else 0.0
+        decode = self.decode_a if decode_jobs else 0.0
+        return (
+            max(prefill, decode)
+            + self.prefill_b * prefill_tokens
+            + self.prefill_c * prefill_squares
+            + self.decode_b * decode_context
+            + self.decode_c * decode_jobs
+        )
 
     @property
     def minimum_iteration(self) -> float:

@@ -153,16 +153,17 @@ class Scheduler:
         for job in self.policy.promote(now):
             self.history.note(job.job_id, JobEventKind.PROMOTED, now, job.level)
         candidates: list[Candidate] = []
-        chosen: set[JobId] = set()
         for job, enst in self.policy.upcoming(now):
             if job.in_flight:
                 continue
             trace = job.trace if job.kv_tokens == 0 else None
             candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace))
-            chosen.add(job.job_id)
             if len(candidates) == wanted:
                 break
-        last = self.policy.last_holders(wanted, now) if self._may_need_room(candidates) else []
+        if not self._may_need_room(candidates):
+            return candidates, []
+        chosen = {candidate.job_id for candidate in candidates}
+        last = self.policy.last_holders(wanted, now)
         return candidates, [Holder(job.job_id, enst) for job, enst in last if job.job_id not in chosen]
 
     def _may_need_room(self, candidates: list[Candidate]) -> bool:
@@ -219,10 +220,11 @@ class Scheduler:
 
     def _note_preemptions(self, batch: list[Job], now: float) -> None:
         """Jobs that came back from their last iteration and are not in the next one."""
-        before = {job.job_id for job in self._just_ran}
-        instead = next((job.job_id for job in batch if job.job_id not in before), None)
-        for job in self._just_ran:
-            if not job.in_flight and job.job_id in self._jobs:
+        preempted = [job for job in self._just_ran if not job.in_flight and job.job_id in self._jobs]
+        if preempted:
+            before = {job.job_id for job in self._just_ran}
+            instead = next((job.job_id for job in batch if job.job_id not in before), None)
+            for job in preempted:
                 job.preempted = True
                 self._observer.preempted(job, now)
                 self.history.note(job.job_id, JobEventKind.PREEMPTED, now, job.level, instead)
@@ -245,7 +247,7 @@ class Scheduler:
             if job.job_id not in self._jobs:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
-            job.output.append(token)
+            job.append(token)
             self._observer.completed(job, now)
             reason = job.finish_reason()
             out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))

@@ -3,10 +3,9 @@ inside a tenant, and the tenant that has been served least goes next.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from sortedcontainers import SortedKeyList
-
+from services.scheduler.holders import Holders
 from services.scheduler.job import Job
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
@@ -19,14 +18,14 @@ OUTPUT_WEIGHT = 2.0
 class Fair:
     def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
         self._share = config.max_batch_size
-        self._cost = cost
+        self.set_cost_model(cost)
         self._tenants: dict[str, dict[JobId, Job]] = {}
         self._served: dict[str, float] = {}
-        self._holders: SortedKeyList = SortedKeyList(key=lambda job: job.rank)
+        self._holders = Holders()
         self._arrivals = 0
 
     def set_cost_model(self, cost: CostModel) -> None:
-        self._cost = cost
+        self._per_job_ahead = cost.minimum_iteration / self._share
 
     def add(self, job: Job, now: float) -> None:
         self._arrivals += 1
@@ -76,15 +75,20 @@ class Fair:
             yield job
 
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
-        return ((job, self.enst(job, now)) for job in self.ordered())
+        return self._with_enst(self.ordered())
 
     def enst(self, job: Job, now: float) -> float:
         """By how much its tenant has had more than the least served one, in output tokens."""
-        ahead = self._served[job.tenant] - min(self._served[name] for name in self._tenants)
-        return (ahead / OUTPUT_WEIGHT + job.rank[0] * 1e-9) * self._cost.minimum_iteration / self._share
+        return next(self._with_enst([job]))[1]
+
+    def _with_enst(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, float]]:
+        least = min((self._served[name] for name in self._tenants), default=0.0)
+        for job in jobs:
+            ahead = (self._served[job.tenant] - least) / OUTPUT_WEIGHT
+            yield job, (ahead + job.rank[0] * 1e-9) * self._per_job_ahead
 
     def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
-        last = [(job, self.enst(job, now)) for job in self._holders]
+        last = self._with_enst(self._holders.last_ranked())
         return sorted(last, key=lambda entry: entry[1], reverse=True)[:count]
 
     @staticmethod

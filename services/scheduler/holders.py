@@ -9,29 +9,42 @@ algorithm).
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 
+from sortedcontainers import SortedKeyList
+
 from services.scheduler.job import Job
 from shared.ids import JobId
 
 
 class Holders:
-    """Jobs that wait and hold KV, in the order in which their wait began."""
+    """Jobs that wait and hold KV, in the order in which their wait began and in that of their `rank`.
+
+    Most jobs that come back from an iteration go straight into the next one: they are sorted in among the
+    ranks only when somebody asks.
+    """
 
     def __init__(self) -> None:
         self._by_wait: dict[JobId, Job] = {}
+        self._by_rank: SortedKeyList = SortedKeyList(key=lambda job: job.rank)
+        self._unsorted: dict[JobId, Job] = {}
 
     def add(self, job: Job) -> None:
-        """Its wait begins now: no earlier than that of any job here."""
-        self._by_wait[job.job_id] = job
+        """Its wait begins now: no earlier than that of any job here. Its rank stays while it is here."""
+        self._by_wait[job.job_id] = self._unsorted[job.job_id] = job
 
     def discard(self, job: Job) -> None:
-        self._by_wait.pop(job.job_id, None)
-
-    def __contains__(self, job: Job) -> bool:
-        return job.job_id in self._by_wait
+        waited = self._by_wait.pop(job.job_id, None) is not None
+        if waited and self._unsorted.pop(job.job_id, None) is None:
+            self._by_rank.remove(job)
 
     def last_waiting(self) -> Iterator[Job]:
         """Latest wait first: descending time until promotion."""
         return reversed(self._by_wait.values())
+
+    def last_ranked(self) -> Iterator[Job]:
+        """Largest rank first."""
+        self._by_rank.update(self._unsorted.values())
+        self._unsorted.clear()
+        return reversed(self._by_rank)
 
 
 def largest(
@@ -52,9 +65,9 @@ def largest(
             entry = (min(promotion_in(job), reached_in(job)), len(seen), job)
             if len(best) < count:
                 heapq.heappush(best, entry)
-            else:
-                heapq.heappushpop(best, entry)
-        # No job further down either list can have more than this.
-        if len(best) == count and best[0][0] >= min(promotion_in(promoted), reached_in(placed)):
+            elif entry > best[0]:
+                heapq.heapreplace(best, entry)
+        # No job further down either list can have more than the smaller of these.
+        if len(best) == count and (best[0][0] >= promotion_in(promoted) or best[0][0] >= reached_in(placed)):
             break
     return [(job, enst) for enst, _, job in sorted(best, key=lambda entry: entry[0], reverse=True)]

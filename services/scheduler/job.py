@@ -7,6 +7,7 @@ from shared.messages import FinishReason, Submit
 class Job:
     """Owned by the scheduler from submit to its finish.
 
+    tokens: prompt and output so far; also its context once its next iteration is complete
     kv_tokens: KV entries it holds somewhere; 0 before its first iteration and after a drop
     step: the step it is in flight in, if any; it is never in two
     preempted: others ran in its place after its last iteration
@@ -18,7 +19,7 @@ class Job:
     __slots__ = (
         "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output",
         "predicted_output", "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling",
-        "step", "stop_token_ids", "tenant", "trace", "used", "waiting_since",
+        "step", "stop_token_ids", "tenant", "tokens", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -26,6 +27,7 @@ class Job:
         self.reply_to = submit.reply_to
         self.prompt = submit.prompt
         self.output = list(submit.output)
+        self.tokens = len(self.prompt) + len(self.output)
         self.max_tokens = submit.max_tokens
         self.sampling = submit.sampling
         self.stop_token_ids = frozenset(submit.stop_token_ids)
@@ -46,11 +48,6 @@ class Job:
         self.rank: tuple[float, ...] = ()
 
     @property
-    def tokens(self) -> int:
-        """Prompt and output so far; also its context once its next iteration is complete."""
-        return len(self.prompt) + len(self.output)
-
-    @property
     def new_tokens(self) -> int:
         """Tokens its next iteration computes: all at first and after a drop, then one."""
         return self.tokens - self.kv_tokens
@@ -58,6 +55,11 @@ class Job:
     @property
     def in_flight(self) -> bool:
         return self.step is not None
+
+    def append(self, token: int) -> None:
+        """The next output token."""
+        self.output.append(token)
+        self.tokens += 1
 
     def token_ids_to_compute(self) -> list[int]:
         if self.new_tokens == 1 and self.output:

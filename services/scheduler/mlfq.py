@@ -5,16 +5,14 @@ waited longer than alpha (FastServe, arXiv:2305.05920, section 4.1). Priority cl
 queues of its own; alpha bounds waiting across them.
 """
 
-import heapq
 from collections.abc import Iterator
-from itertools import chain
-
-from sortedcontainers import SortedKeyList
+from itertools import accumulate, chain
 
 from services.scheduler.holders import Holders, largest
 from services.scheduler.job import Job
 from services.scheduler.presets import settings
 from services.scheduler.queue import JobQueue
+from services.scheduler.waits import Waits
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
 from shared.ids import JobId
@@ -36,10 +34,8 @@ class MultiLevelQueue:
         self._classes: dict[int, list[JobQueue]] = {}
         self._queue_of: dict[JobId, JobQueue] = {}
         self._holders = Holders()
-        self._holders_in: dict[JobQueue, SortedKeyList] = {}  # each in the queue's order
         self._enqueued = 0
-        self._waiting: list[tuple[float, int, Job]] = []  # heap; entries whose time is outdated are skipped
-        self._entries = 0
+        self._waits = Waits()  # of those that alpha may promote
         self._iteration_s = 0.0  # mean of recent ones
         self.set_cost_model(cost)
 
@@ -69,21 +65,17 @@ class MultiLevelQueue:
         self._wait(job, job.waiting_since)
 
     def remove(self, job: Job, completed: bool) -> None:
-        self.dropped(job)
+        self.started(job)
         self._queue_of.pop(job.job_id).remove(job)
-        job.waiting_since = -1.0  # outdates its heap entry
         if len(self._classes) > 1:
             self._forget_empty_classes()
 
     def started(self, job: Job) -> None:
-        self.dropped(job)
-        job.waiting_since = -1.0
+        self._holders.discard(job)
+        self._waits.discard(job)
 
     def dropped(self, job: Job) -> None:
-        """It holds no KV any more, or is in flight and can be no victim."""
-        if job in self._holders:
-            self._holders.discard(job)
-            self._holders_in[self._queue_of[job.job_id]].remove(job)
+        self._holders.discard(job)
 
     def ran(self, job: Job, seconds: float, now: float) -> None:
         job.used += seconds
@@ -100,10 +92,8 @@ class MultiLevelQueue:
         """
         moved: list[Job] = []
         alpha = self.alpha
-        while self._waiting and now - self._waiting[0][0] > alpha:
-            since, _, job = heapq.heappop(self._waiting)
-            if since != job.waiting_since:
-                continue
+        while (job := self._waits.first()) is not None and now - job.waiting_since > alpha:
+            self._waits.discard(job)
             first = self._first_class()
             used = job.used
             if self._queue_of[job.job_id] is not first[0]:
@@ -115,7 +105,7 @@ class MultiLevelQueue:
             self._queue_of[job.job_id].update(job, max(0.0, job.quantum - job.used))
             self._note_wait(job, now)
             if len(self._classes) > 1:
-                self._watch(job)  # a class above may yet appear
+                self._waits.add(job)  # a class above may yet appear
             # Else nothing more can be done for it: promoting it again would change nothing until it has
             # run, and under overload every waiting job would cost that once per alpha.
         return moved
@@ -131,15 +121,16 @@ class MultiLevelQueue:
                 ahead += max(0.0, job.quantum - job.used)
 
     def enst(self, job: Job, now: float) -> float:
-        return min(self._promotion_in(job, now), self._reached_in(job))
+        return min(self._promotion_in(job, now), self._reached_in(job, self._seconds_above()))
 
     def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
+        above = self._seconds_above()
         return largest(
             count,
             self._holders.last_waiting(),
-            self._holders_from_the_tail(),
+            self._holders.last_ranked(),
             lambda job: self._promotion_in(job, now),
-            self._reached_in,
+            lambda job: self._reached_in(job, above),
         )
 
     # ------------------------------------------------------------ places and times
@@ -176,19 +167,15 @@ class MultiLevelQueue:
         """Negative when it is overdue in the first queue: the longer, the sooner it runs."""
         return self.alpha - (now - job.waiting_since)
 
-    def _reached_in(self, job: Job) -> float:
+    def _reached_in(self, job: Job, above: dict[JobQueue, float]) -> float:
         """Quanta that the jobs ahead may still use, shared by those that run at once."""
-        mine = self._queue_of[job.job_id]
-        seconds = mine.ahead(job)
-        for queue in self._all_queues():
-            if queue is mine:
-                break
-            seconds += queue.total
-        return seconds / self._share
+        queue = self._queue_of[job.job_id]
+        return (above[queue] + queue.ahead(job)) / self._share
 
-    def _holders_from_the_tail(self) -> Iterator[Job]:
-        for queue in reversed(list(self._all_queues())):
-            yield from reversed(self._holders_in.get(queue, ()))
+    def _seconds_above(self) -> dict[JobQueue, float]:
+        """By queue: what the jobs of all queues above it may still use."""
+        queues = list(self._all_queues())
+        return dict(zip(queues, accumulate((queue.total for queue in queues), initial=0.0), strict=False))
 
     def _all_queues(self) -> Iterator[JobQueue]:
         for priority in sorted(self._classes):
@@ -196,7 +183,7 @@ class MultiLevelQueue:
 
     def _class(self, priority: int) -> list[JobQueue]:
         if priority not in self._classes:
-            self._classes[priority] = [JobQueue() for _ in range(self._settings.levels)]
+            self._classes[priority] = [JobQueue((priority, level)) for level in range(self._settings.levels)]
         return self._classes[priority]
 
     def _forget_empty_classes(self) -> None:
@@ -204,29 +191,19 @@ class MultiLevelQueue:
         for priority, queues in list(self._classes.items()):
             if not any(map(len, queues)):
                 del self._classes[priority]
-                for queue in queues:
-                    self._holders_in.pop(queue, None)
 
     def _first_class(self) -> list[JobQueue]:
         return next(queues for _, queues in sorted(self._classes.items()) if any(map(len, queues)))
 
     def _wait(self, job: Job, since: float) -> None:
         self._note_wait(job, since)
-        self._watch(job)
-
-    def _watch(self, job: Job) -> None:
-        self._entries += 1
-        heapq.heappush(self._waiting, (job.waiting_since, self._entries, job))
+        self._waits.add(job)
 
     def _note_wait(self, job: Job, since: float) -> None:
-        self.dropped(job)
+        self._holders.discard(job)
         job.waiting_since = since
         if job.kv_tokens:
             self._holders.add(job)
-            queue = self._queue_of[job.job_id]
-            if queue not in self._holders_in:
-                self._holders_in[queue] = SortedKeyList(key=_by_rank)
-            self._holders_in[queue].add(job)
 
     def _renew(self, job: Job) -> None:
         """The quantum of its queue anew, in its place."""
@@ -235,20 +212,16 @@ class MultiLevelQueue:
         self._queue_of[job.job_id].update(job, job.quantum)
 
     def _move(self, job: Job, queues: list[JobQueue], level: int) -> None:
-        self.dropped(job)
+        self._holders.discard(job)
         self._queue_of.pop(job.job_id).remove(job)
         self._enqueue(job, queues, level)
 
     def _enqueue(self, job: Job, queues: list[JobQueue], level: int) -> None:
         job.level, job.used, job.quantum = level, 0.0, self._quanta[level]
         self._enqueued += 1
-        job.rank = (self._enqueued,)
+        job.rank = (*queues[level].place, self._enqueued)
         queues[level].append(job, job.quantum)
         self._queue_of[job.job_id] = queues[level]
-
-
-def _by_rank(job: Job) -> tuple[float, ...]:
-    return job.rank
 
 
 class SkipJoinMLFQ(MultiLevelQueue):

@@ -1,9 +1,11 @@
 """Policies that run jobs in the order of one number each: fcfs, fixed-priority, srpt."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 from sortedcontainers import SortedKeyList
 
+from services.scheduler.holders import Holders
 from services.scheduler.job import Job
 from shared.config import SchedulerConfig
 from shared.costmodel import CostModel
@@ -16,9 +18,9 @@ class RankedPolicy:
 
     def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
         self._share = config.max_batch_size
-        self._cost = cost
+        self.set_cost_model(cost)
         self._jobs: SortedKeyList = SortedKeyList(key=_by_rank)
-        self._holders: SortedKeyList = SortedKeyList(key=_by_rank)
+        self._holders = Holders()
         self._arrivals = 0
 
     def rank(self, job: Job) -> float:
@@ -26,6 +28,8 @@ class RankedPolicy:
 
     def set_cost_model(self, cost: CostModel) -> None:
         self._cost = cost
+        # Nobody knows how long the jobs ahead will take; one decode iteration each keeps the order.
+        self._per_job_ahead = cost.minimum_iteration / self._share
 
     def add(self, job: Job, now: float) -> None:
         self._arrivals += 1
@@ -58,32 +62,28 @@ class RankedPolicy:
 
     def sort_again(self) -> None:
         """After ranks of many jobs have changed."""
-        jobs, holders = list(self._jobs), list(self._holders)
+        jobs, holders = list(self._jobs), list(self._holders.last_waiting())
         self._jobs.clear()
-        self._holders.clear()
+        self._holders = Holders()
         for job in jobs:
             priority, _, arrival = job.rank
             job.rank = (priority, self.rank(job), arrival)
         self._jobs.update(jobs)
-        self._holders.update(holders)
+        for job in reversed(holders):
+            self._holders.add(job)
 
     def ordered(self) -> Iterator[Job]:
         return iter(self._jobs)
 
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
         for ahead, job in enumerate(self._jobs):
-            yield job, self._reached_in(ahead)
+            yield job, ahead * self._per_job_ahead
 
     def enst(self, job: Job, now: float) -> float:
-        return self._reached_in(self._jobs.bisect_left(job))
-
-    def _reached_in(self, ahead: int) -> float:
-        """Nobody knows how long the jobs ahead will take; one decode iteration each keeps the order."""
-        return ahead * self._cost.minimum_iteration / self._share
+        return self._jobs.bisect_left(job) * self._per_job_ahead
 
     def last_holders(self, count: int, now: float) -> list[tuple[Job, float]]:
-        last = self._holders[-count:] if count else []
-        return [(job, self.enst(job, now)) for job in reversed(last)]
+        return [(job, self.enst(job, now)) for job in islice(self._holders.last_ranked(), count)]
 
 
 def _by_rank(job: Job) -> Rank:

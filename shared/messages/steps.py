@@ -33,10 +33,7 @@ class StepPlan(Message, frozen=True):
     waits: list[TransferId] = []
 
     def load(self) -> BatchLoad:
-        load = BatchLoad()
-        for job in self.jobs:
-            load = load.plus(len(job.tokens), job.start + len(job.tokens))
-        return load
+        return BatchLoad.of((len(job.tokens), job.start + len(job.tokens)) for job in self.jobs)
 
 
 class TensorData(Part, frozen=True):

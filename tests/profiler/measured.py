@@ -11,10 +11,7 @@ TRUE = CostModel(0.02, 1e-3, 2e-7, 0.03, 1e-6, 4e-3)
 
 def load_of(*jobs: tuple[int, int]) -> BatchLoad:
     """From (new tokens, context afterwards) of each job."""
-    load = BatchLoad()
-    for new, context in jobs:
-        load = load.plus(new, context)
-    return load
+    return BatchLoad.of(jobs)
 
 
 def grid_loads() -> list[BatchLoad]:

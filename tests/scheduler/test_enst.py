@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
 from services.scheduler.queue import JobQueue
+from services.scheduler.waits import Waits
 from shared.ids import JobId
 from tests.cores import Cores, create_config, create_submit
 
@@ -39,6 +40,21 @@ def test_queue_sums_equal_a_plain_list(operations: list[tuple[str, int, float]])
     assert queue.total == pytest.approx(sum(seconds for _, seconds in plain), abs=1e-6)
     for index, (job, _) in enumerate(plain):
         assert queue.ahead(job) == pytest.approx(sum(seconds for _, seconds in plain[:index]), abs=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 50), st.sampled_from([0.0, 1.0, 7.0])), max_size=80))
+def test_the_longest_wait_equals_that_of_a_plain_list(operations: list[tuple[bool, int, float]]) -> None:
+    """Waits begin now, or, as an arrival's, some seconds ago."""
+    waits, plain = Waits(), list[Job]()
+    for number, (leaves, place, ago) in enumerate(operations):
+        if leaves and plain:
+            waits.discard(plain.pop(place % len(plain)))
+        else:
+            job = Job(create_submit(number), None, number - ago)
+            waits.add(job)
+            plain.append(job)
+        assert waits.first() is min(plain, key=lambda job: job.waiting_since, default=None)
 
 
 @settings(max_examples=150, deadline=None)
