@@ -99,18 +99,25 @@ class KVCache:
         job = job or JobKV(candidate.job_id, candidate.trace)
 
         missing = self._blocks(held + tokens) - len(job.device)
-        if plan.fills_in and (job.residence is Residence.HOST or missing + plan.owed > self.device.free):
+        waits = job.residence is not Residence.DEVICE
+        if (missing > 0 or waits) and not self._place(job, missing, plan):
             return
-        if not self._make_room(missing, plan):
-            plan.owed += missing
-            return
-        self._give(job, missing, plan)
-        if job.residence is Residence.HOST:
-            plan.directives.append(self._swap_in(job))
-        if job.transfer is not None and self._mode == "proactive":
+        if waits and self._mode == "proactive":
             plan.arriving.append((job, candidate))  # the batch does not wait for it: it runs in a later one
             return
         self._grant(job, tokens, plan)
+
+    def _place(self, job: JobKV, missing: int, plan: PlanInProgress) -> bool:
+        """Give the job its blocks, and bring its KV in; False if there is no room for it now."""
+        if plan.fills_in and (job.residence is Residence.HOST or missing + plan.owed > self.device.free):
+            return False
+        if not self._make_room(missing, plan):
+            plan.owed += missing
+            return False
+        self._give(job, max(0, missing), plan)
+        if job.residence is Residence.HOST:
+            plan.directives.append(self._swap_in(job))
+        return True
 
     def _run_what_arrives(self, plan: PlanInProgress) -> None:
         """Nothing else can be computed, so the stages wait for the copies."""
@@ -128,14 +135,14 @@ class KVCache:
     def _give(self, job: JobKV, blocks: int, plan: PlanInProgress) -> None:
         if not job.device and job.residence is Residence.DEVICE:
             plan.new_blocks += blocks
-        job.device += self.device.allocate(blocks, after=job.device[-1] if job.device else None)
+        job.extend(self.device.allocate(blocks, after=job.device[-1] if job.device else None))
         self._jobs[job.job_id] = job
 
     # ------------------------------------------------------------ room on the device
 
     def _make_room(self, missing: int, plan: PlanInProgress) -> bool:
         """True if `missing` blocks may be taken now; otherwise they are being freed or cannot be yet."""
-        if missing == 0:
+        if missing <= 0:
             return True
         wanted = missing + plan.owed
         if wanted > self.device.free + self._leaving and self._mode != "defer":
@@ -260,8 +267,7 @@ class KVCache:
         directive, job = moved
         if directive.direction is Direction.OUT:
             self._leaving -= len(job.device)
-            self.device.release(job.device)
-            job.device = []
+            self.device.release(job.take_device())
             job.residence = Residence.HOST
             job.saved = job.tokens
             self._host.arrived(job)

@@ -16,7 +16,8 @@ class HostTier:
     def __init__(self, config: KVConfig) -> None:
         self.pool = BlockPool(config.host_blocks, growing=config.reuse)
         self._reuse = config.reuse
-        self._waiting = SortedKeyList(key=_by_enst)
+        self._waiting = SortedKeyList(key=_by_place)
+        self._moved: dict[JobId, JobKV] = {}  # their ENST has changed since they were sorted in
         self._kept: dict[JobId, JobKV] = {}  # oldest first
 
     def make_room(self, blocks: int, owner: JobKV) -> bool:
@@ -32,6 +33,7 @@ class HostTier:
         """The jobs that must go so that `blocks` are free, all due later than `victim`; none if they do not
         suffice.
         """
+        self._sort()
         chosen: list[JobKV] = []
         found = self.pool.free
         for job in reversed(self._waiting):
@@ -51,9 +53,11 @@ class HostTier:
         return job.host[first : first + count]
 
     def arrived(self, job: JobKV) -> None:
+        job.place = job.enst
         self._waiting.add(job)
 
     def leaves(self, job: JobKV) -> None:
+        self._moved.pop(job.job_id, None)
         self._waiting.remove(job)
 
     def copied_back(self, job: JobKV) -> None:
@@ -64,16 +68,21 @@ class HostTier:
 
     def due(self, job: JobKV, enst: float) -> None:
         """Note when it runs next, seconds from now."""
-        waits_here = job.residence is Residence.HOST
-        if waits_here:
-            self._waiting.remove(job)
         job.enst = enst
-        if waits_here:
+        if job.residence is Residence.HOST:
+            self._moved[job.job_id] = job
+
+    def _sort(self) -> None:
+        """Only when somebody has to go: ENST changes with every plan, the host is rarely full."""
+        for job in self._moved.values():
+            self._waiting.remove(job)
+            job.place = job.enst
             self._waiting.add(job)
+        self._moved.clear()
 
     def forget(self, job: JobKV) -> None:
         if job.residence is Residence.HOST:
-            self._waiting.remove(job)
+            self.leaves(job)
         self._give_up_copy(job)
 
     def _give_up_copy(self, job: JobKV) -> None:
@@ -82,5 +91,5 @@ class HostTier:
         job.host, job.saved = [], 0
 
 
-def _by_enst(job: JobKV) -> float:
-    return job.enst
+def _by_place(job: JobKV) -> float:
+    return job.place

@@ -12,6 +12,7 @@ Its host blocks stay after a swap in, as long as nobody else needs them: tokens 
 so the next swap out moves only what was written since.
 """
 
+import struct
 from enum import Enum
 
 from shared.ids import BlockId, JobId, StepId, TransferId
@@ -26,16 +27,18 @@ class Residence(Enum):
 
 class JobKV:
     """tokens: KV entries that completed steps have written
+    device, table: its device blocks in order, and the same as little-endian int32, as stages get it
     planned: `tokens` once the step in flight is complete
     step: the step it is in flight in, if any; transfer: its swap under way, if any
+    enst: when it runs next, as last heard; place: the same, when it was sorted in on the host; seconds
     saved: KV entries of which the host blocks hold a valid copy
     brought_in: it came back ahead of time and has not run since
     released: its job ended; the blocks go back when nothing touches them any more
     """
 
     __slots__ = (
-        "brought_in", "device", "enst", "host", "job_id", "planned", "released", "residence", "saved", "step",
-        "tokens", "trace", "transfer",
+        "brought_in", "device", "enst", "host", "job_id", "place", "planned", "released", "residence", "saved", "step",
+        "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:
@@ -43,6 +46,7 @@ class JobKV:
         self.trace = trace
         self.residence = Residence.DEVICE
         self.device: list[BlockId] = []
+        self.table = b""
         self.host: list[BlockId] = []
         self.tokens = 0
         self.saved = 0
@@ -51,6 +55,7 @@ class JobKV:
         self.step: StepId | None = None
         self.transfer: TransferId | None = None
         self.enst = 0.0
+        self.place = 0.0
         self.released = False
 
     @property
@@ -61,3 +66,13 @@ class JobKV:
     def idle(self) -> bool:
         """Neither a step nor a copy touches its blocks."""
         return self.step is None and self.transfer is None
+
+    def extend(self, blocks: list[BlockId]) -> None:
+        """More device blocks behind those it has."""
+        self.device += blocks
+        self.table += struct.pack(f"<{len(blocks)}i", *blocks)
+
+    def take_device(self) -> list[BlockId]:
+        """All its device blocks, which it has no longer."""
+        blocks, self.device, self.table = self.device, [], b""
+        return blocks

@@ -1,7 +1,5 @@
 """What one call of `KVCache.plan` has decided so far."""
 
-import struct
-
 from services.kvcache.jobs import JobKV
 from shared.ids import JobId, TransferId
 from shared.messages import Candidate, Directive, Grant, PlanReply, PlanRequest
@@ -54,8 +52,7 @@ class PlanInProgress:
             self.waits.append(job.transfer)
         job.step, job.planned, job.brought_in = self.step_id, job.tokens + tokens, False
         self.tokens += tokens
-        table = struct.pack(f"<{len(job.device)}i", *job.device)
-        self.granted.append(Grant(job.job_id, table, tokens))
+        self.granted.append(Grant(job.job_id, job.table, tokens))
 
     def reply(self, free_blocks: int) -> PlanReply:
         dropped = list(dict.fromkeys(self.dropped))

@@ -32,6 +32,9 @@ from shared.messages import (
     Submit,
 )
 
+VICTIMS = 8
+"""Jobs that run last, named in a plan request: one of them frees the blocks of many decode iterations."""
+
 MAX_FAILURES = 2
 """A job whose step failed is recomputed; one that was in this many failed steps ends with an error."""
 
@@ -147,7 +150,7 @@ class Scheduler:
 
     def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
         """Twice the batch in priority order, so that the KV-cache manager can pass over what does not fit,
-        and as many of those that hold KV and run last, which it takes for victims.
+        and those that hold KV and run last, which it takes for victims.
         """
         wanted = 2 * self._batch_limit()
         for job in self.policy.promote(now):
@@ -163,7 +166,7 @@ class Scheduler:
         if not self._may_need_room(candidates):
             return candidates, []
         chosen = {candidate.job_id for candidate in candidates}
-        last = self.policy.last_holders(wanted, now)
+        last = self.policy.last_holders(VICTIMS, now)
         return candidates, [Holder(job.job_id, enst) for job, enst in last if job.job_id not in chosen]
 
     def _may_need_room(self, candidates: list[Candidate]) -> bool:

@@ -25,7 +25,10 @@ _RECENT = 0.01
 
 
 class MultiLevelQueue:
-    """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1."""
+    """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1.
+
+    alpha: the wait after which a job is promoted, seconds, as of the last plan
+    """
 
     def __init__(self, config: SchedulerConfig, cost: CostModel) -> None:
         self._settings = settings(config)
@@ -37,6 +40,7 @@ class MultiLevelQueue:
         self._enqueued = 0
         self._waits = Waits()  # of those that alpha may promote
         self._iteration_s = 0.0  # mean of recent ones
+        self.alpha = self._settings.starvation_s
         self.set_cost_model(cost)
 
     # ------------------------------------------------------------ what the kinds of queue differ in
@@ -91,7 +95,7 @@ class MultiLevelQueue:
         next iteration does not use up at once. Returns those that changed their queue.
         """
         moved: list[Job] = []
-        alpha = self.alpha
+        self.alpha = alpha = self._stretched()
         while (job := self._waits.first()) is not None and now - job.waiting_since > alpha:
             self._waits.discard(job)
             first = self._first_class()
@@ -135,8 +139,7 @@ class MultiLevelQueue:
 
     # ------------------------------------------------------------ places and times
 
-    @property
-    def alpha(self) -> float:
+    def _stretched(self) -> float:
         """The wait after which a job is promoted, seconds.
 
         It stretches under overload. When all that wait are overdue, promotions alone fill the batches: the
