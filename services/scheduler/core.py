@@ -108,7 +108,7 @@ class Scheduler:
         job = self._jobs.get(job_id)
         if job is None or len(job.output) <= start:
             return None
-        return JobTokens(job_id, start, job.output[start:])
+        return JobTokens(job_id, start, job.output[start:], logprobs=job.logprobs_from(start))
 
     def abort(self, job_ids: Iterable[JobId], now: float) -> None:
         """End jobs whatever they are doing; a step that computes one goes on and its token is ignored."""
@@ -197,7 +197,13 @@ class Scheduler:
             batch.append(job)
             step_jobs.append(
                 StepJob(
-                    job.job_id, job.token_ids_to_compute(), job.kv_tokens, grant.table, job.sampling, trace
+                    job.job_id,
+                    job.token_ids_to_compute(),
+                    job.kv_tokens,
+                    grant.table,
+                    job.sampling,
+                    trace,
+                    job.history(),
                 )
             )
         if batch:
@@ -240,15 +246,19 @@ class Scheduler:
                 self._failed(job, result.error, now, out)
             return out
         seconds = sum(result.seconds)
-        for job, token in zip(batch, result.tokens, strict=True):
+        logprobs = result.logprobs or [None] * len(batch)
+        for job, token, scored in zip(batch, result.tokens, logprobs, strict=True):
             job.step = None
             if job.job_id not in self._jobs:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
-            job.output.append(token)
+            job.append(token, scored)
             self._observer.completed(job, now)
             reason = job.finish_reason()
-            out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))
+            start = len(job.output) - 1
+            out[job.reply_to].append(
+                JobTokens(job.job_id, start, [token], reason, logprobs=[] if scored is None else [scored])
+            )
             if reason is None:
                 self._charge(job, seconds, now)
                 self._just_ran.append(job)

@@ -1,7 +1,10 @@
 """One job as the scheduler sees it."""
 
+from array import array
+from collections.abc import Iterable
+
 from shared.ids import JobId, StepId
-from shared.messages import FinishReason, Submit
+from shared.messages import FinishReason, Submit, TokenHistory, TokenLogprobs
 
 
 class Job:
@@ -16,9 +19,10 @@ class Job:
     """
 
     __slots__ = (
-        "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output",
-        "predicted_output", "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling",
-        "step", "stop_token_ids", "tenant", "trace", "used", "waiting_since",
+        "_logprobs", "_prompt_seen", "_resubmitted", "arrived", "barred", "failures", "first_run", "job_id",
+        "kv_tokens", "level", "max_tokens", "min_tokens", "output", "predicted_output", "preempted",
+        "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant",
+        "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -28,6 +32,12 @@ class Job:
         self.output = list(submit.output)
         self.max_tokens = submit.max_tokens
         self.sampling = submit.sampling
+        self.min_tokens = submit.min_tokens
+        self.barred = submit.barred_token_ids
+        self._resubmitted = len(submit.output)
+        self._logprobs: list[TokenLogprobs] = []
+        penalised = submit.sampling.repetition_penalty != 1.0
+        self._prompt_seen = _packed(set(submit.prompt)) if penalised else b""
         self.stop_token_ids = frozenset(submit.stop_token_ids)
         self.priority = submit.priority
         self.tenant = submit.tenant
@@ -64,6 +74,27 @@ class Job:
             return self.output[-1:]
         return (self.prompt + self.output)[self.kv_tokens :]
 
+    def append(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Its next output token, with log-probabilities if it asks for them."""
+        self.output.append(token)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def logprobs_from(self, start: int) -> list[TokenLogprobs]:
+        """Those of output tokens `start` and later; the gateway has those of tokens that it resubmitted."""
+        return self._logprobs[start - self._resubmitted :]
+
+    def history(self) -> TokenHistory | None:
+        """What its next draw must know of its tokens; None for most jobs."""
+        sampling = self.sampling
+        barred = self.barred if len(self.output) < self.min_tokens else []
+        counted = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        if not (barred or counted or sampling.repetition_penalty != 1.0):
+            return None
+        output = _packed(self.output)
+        seen = self._prompt_seen + output if sampling.repetition_penalty != 1.0 else b""
+        return TokenHistory(output if counted else b"", seen, barred)
+
     def finish_reason(self) -> FinishReason | None:
         """Why it ends after its last output token, or None if it goes on."""
         if self.output and self.output[-1] in self.stop_token_ids:
@@ -71,3 +102,7 @@ class Job:
         if len(self.output) >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+
+def _packed(tokens: Iterable[int]) -> bytes:
+    return array("i", tokens).tobytes()
