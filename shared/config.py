@@ -92,6 +92,7 @@ class SchedulerConfig(Section, frozen=True):
         in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
     max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
+    chunked_prefill: compute such a prompt in parts instead, beside the decodes of others
     levels, quantum_ratio, starvation_s, demotion_levels, promotion_share: override the preset: number of
         queues, quantum of a queue over that of the queue above, wait after which a job is promoted (alpha,
         seconds), queues that a job falls when its quantum is used up (eta), share of the places in the
@@ -104,6 +105,7 @@ class SchedulerConfig(Section, frozen=True):
     preset: Literal["skipjoin", "paper-v3", "paper-v1", "artifact"] = "skipjoin"
     max_batch_size: Positive = 16
     max_batch_tokens: Positive = 2048
+    chunked_prefill: bool = False
     levels: Annotated[int, Meta(ge=1, le=64)] | None = None
     quantum_ratio: Annotated[float, Meta(gt=1)] | None = None
     starvation_s: Seconds | None = None

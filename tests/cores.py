@@ -130,9 +130,8 @@ class Cores:
             self.finish_transfer(transfer_id)
         seconds = self.scheduler.cost.seconds(step.load())
         self.clock.advance(seconds)
-        tokens = (
-            [] if error else [self.next_token(job.job_id, job.start + len(job.tokens)) for job in step.jobs]
-        )
+        drawing = [] if error else [job for job in step.jobs if job.sampling is not None]
+        tokens = [self.next_token(job.job_id, job.start + len(job.tokens)) for job in drawing]
         result = StepResult(step.step_id, tokens, [seconds], [0.0], error)
         for items in self.scheduler.complete(result, self.clock.now()).values():
             self.receive(items)

@@ -180,7 +180,8 @@ class Pipeline:
             self.outcome.stalled += stalled
             for job in step.jobs:
                 self.ledger.records[job.job_id].stalled += stalled
-        result = StepResult(step.step_id, [TOKEN] * len(step.jobs), [flight.seconds] * stages, flight.waited)
+        drawn = [TOKEN for job in step.jobs if job.sampling is not None]
+        result = StepResult(step.step_id, drawn, [flight.seconds] * stages, flight.waited)
         self.scheduler.complete(result, now)
 
     # ------------------------------------------------------------ planning

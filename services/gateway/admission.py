@@ -1,5 +1,6 @@
 """From a validated body to a job. All that can be refused is refused here, before any header is sent."""
 
+import re
 import secrets
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest
-from shared.ids import new_job_id
+from shared.ids import JobId, new_job_id
 from shared.messages import Limits, Sampling, Submit
 
 _COMPLETION_TOKENS = 16
@@ -15,17 +16,26 @@ _COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
 """Below this temperature the division by it overflows while the draw is greedy anyway."""
 _SEED_MASK = 2**63 - 1
+_MOST_CHOICES = 1024
+"""Jobs that one request may start."""
+_TOKEN_ID = re.compile("-?[0-9]{1,20}")
 
 
 class Job(msgspec.Struct, frozen=True):
     """What the scheduler gets (`submit`) and what only the gateway needs to know of a job.
 
     continues: the answer goes on from the prompt's text instead of starting a text of its own
+    echo: text that goes before the answer
     """
 
     submit: Submit
     stops: list[str]
     continues: bool
+    echo: str = ""
+
+    def after(self, waited: float) -> "Job":
+        """The same, that many seconds after the request arrived."""
+        return msgspec.structs.replace(self, submit=msgspec.structs.replace(self.submit, waited=waited))
 
 
 class Admission:
@@ -49,8 +59,8 @@ class Admission:
                 status=404,
             )
 
-    def chat(self, request: ChatRequest, limits: Limits) -> Job:
-        """Raises InvalidRequest."""
+    def chat(self, request: ChatRequest, limits: Limits) -> list[Job]:
+        """One job per choice. Raises InvalidRequest."""
         roles = {"developer": "system"}
         prompt = self._tokenizer.encode_chat(
             [{"role": roles.get(m.role, m.role), "content": m.text} for m in request.messages]
@@ -58,32 +68,39 @@ class Admission:
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = request.max_completion_tokens or request.max_tokens
         room = self._room(prompt, asked, "messages", name, limits)
-        return self._job(request, prompt, asked or room, continues=False)
+        sampling = self._sampling(request)
+        return self._jobs(request, sampling, prompt, asked or room, continues=False)
 
-    def completion(self, request: CompletionRequest, limits: Limits) -> Job:
-        """Raises InvalidRequest."""
-        prompt = self._prompt_ids(request)
-        asked = request.max_tokens
-        room = self._room(prompt, asked, "prompt", "max_tokens", limits)
-        return self._job(request, prompt, asked or min(_COMPLETION_TOKENS, room), continues=True)
+    def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:
+        """One job per choice, those of the first prompt first. Raises InvalidRequest."""
+        prompts = _prompts(request)
+        if len(prompts) * request.choices > _MOST_CHOICES:
+            raise InvalidRequest(
+                f"prompt: {len(prompts)} prompts and n = {request.choices} make "
+                f"{len(prompts) * request.choices} answers; at most {_MOST_CHOICES} are made per request",
+                param="prompt",
+            )
+        sampling = self._sampling(request)
+        jobs: list[Job] = []
+        for source, prompt in prompts:
+            ids = self._prompt_ids(prompt, source)
+            asked = request.max_tokens
+            room = self._room(ids, asked, source, "max_tokens", limits)
+            length = asked or min(_COMPLETION_TOKENS, room)
+            echo = self._echo(prompt) if request.echo else ""
+            jobs += self._jobs(request, sampling, ids, length, continues=True, echo=echo)
+        return jobs
 
-    def _prompt_ids(self, request: CompletionRequest) -> list[int]:
-        prompt = request.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise InvalidRequest(
-                    f"prompt: {len(prompt)} prompts in one request are not supported yet; send one",
-                    param="prompt",
-                    code="not_supported",
-                )
-            prompt = prompt[0]
+    def _prompt_ids(self, prompt: str | list[int], source: str) -> list[int]:
         if not prompt:
-            raise InvalidRequest("prompt: it is empty; send at least one token", param="prompt")
+            raise InvalidRequest(f"{source}: it is empty; send at least one token", param="prompt")
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
-        ids: list[int] = prompt  # pyright: ignore[reportAssignmentType]  # the list of lists is gone
-        self._check_ids(ids, "prompt")
-        return ids
+        self._check_ids(prompt, source)
+        return prompt
+
+    def _echo(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     def _check_ids(self, ids: list[int], param: str) -> None:
         size = self._tokenizer.vocab_size
@@ -91,13 +108,14 @@ class Admission:
             at, bad = next((i, token) for i, token in enumerate(ids) if not 0 <= token < size)
             raise InvalidRequest(
                 f"{param}[{at}]: token id {_short(bad)} is outside of the vocabulary (0 to {size - 1})",
-                param=param,
+                param=param.partition("[")[0],
             )
 
     def _room(self, prompt: list[int], asked: int | None, source: str, name: str, limits: Limits) -> int:
         """Output tokens that fit behind the prompt; refuses a prompt or a maximum that does not fit."""
+        param = source.partition("[")[0]
         if not prompt:
-            raise InvalidRequest(f"{source}: no tokens are left after tokenising", param=source)
+            raise InvalidRequest(f"{source}: no tokens are left after tokenising", param=param)
         limit = limits.max_tokens_total
         what = (
             f"the model's context of {limit} tokens (max_model_len)"
@@ -109,7 +127,7 @@ class Admission:
             raise InvalidRequest(
                 f"{source}: {len(prompt)} tokens and at least one of the answer exceed {what}; "
                 f"shorten it to {limit - 1} tokens",
-                param=source,
+                param=param,
                 code="context_length_exceeded",
             )
         if asked is not None and asked > room:
@@ -121,34 +139,82 @@ class Admission:
             )
         return room
 
-    def _job(self, request: GenerationRequest, prompt: list[int], max_tokens: int, *, continues: bool) -> Job:
+    def _jobs(
+        self,
+        request: GenerationRequest,
+        sampling: Sampling,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        continues: bool,
+        echo: str = "",
+    ) -> list[Job]:
+        """The `n` answers to one prompt."""
         named = request.stop_token_ids or []
         self._check_ids(named, "stop_token_ids")
         ends = set(named) if request.ignore_eos else self._tokenizer.eos_ids.union(named)
-        return Job(
-            Submit(
-                job_id=new_job_id(),
-                reply_to=self._reply_to,
-                prompt=prompt,
-                max_tokens=max_tokens,
-                sampling=self._sampling(request),
-                stop_token_ids=sorted(ends),
-                priority=request.priority or 0,
-                tenant=request.user or "",
-            ),
-            request.stop_strings,
-            continues,
+        min_tokens = request.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens: {_short(min_tokens)} is more than the longest answer, {max_tokens} tokens "
+                "(max_tokens)",
+                param="min_tokens",
+            )
+        barred = sorted(self._tokenizer.eos_ids.union(named)) if min_tokens else []
+        submit = Submit(
+            job_id=JobId(0),  # each choice has its own
+            reply_to=self._reply_to,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_token_ids=sorted(ends),
+            priority=request.priority or 0,
+            tenant=request.user or "",
+            min_tokens=min_tokens,
+            barred_token_ids=barred,
         )
+        replace = msgspec.structs.replace
+        jobs: list[Job] = []
+        for choice in range(request.choices):
+            seed = secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK
+            drawn = replace(sampling, seed=seed)
+            own = replace(submit, job_id=new_job_id(), sampling=drawn)
+            jobs.append(Job(own, request.stop_strings, continues, echo))
+        return jobs
 
     def _sampling(self, request: GenerationRequest) -> Sampling:
+        """All but the seed, which differs between the choices."""
         temperature = 1.0 if request.temperature is None else request.temperature
         top_k = request.top_k or 0
+        penalty = request.repetition_penalty
         return Sampling(
             temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=top_k if 0 < top_k < self._tokenizer.vocab_size else 0,
-            seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
+            min_p=request.min_p or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if penalty is None else penalty,
+            logit_bias=self._logit_bias(request),
+            logprobs=request.top,
         )
+
+    def _logit_bias(self, request: GenerationRequest) -> dict[int, float]:
+        named = request.logit_bias or {}
+        for key in named:
+            if not _TOKEN_ID.fullmatch(key):
+                raise InvalidRequest(f"logit_bias: {key[:100]!r} is no token id", param="logit_bias")
+        ids = [int(key) for key in named]
+        self._check_ids(ids, "logit_bias")
+        return {token: value for token, value in zip(ids, named.values(), strict=True) if value}
+
+
+def _prompts(request: CompletionRequest) -> list[tuple[str, str | list[int]]]:
+    """Each prompt of the request with its path in the body."""
+    prompt = request.prompt
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return [("prompt", prompt)]  # pyright: ignore[reportReturnType]  # the lists of lists are gone
+    return [(f"prompt[{i}]", each) for i, each in enumerate(prompt)]  # pyright: ignore[reportReturnType]
 
 
 def _short(number: int) -> str:

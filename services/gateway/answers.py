@@ -9,6 +9,8 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel
 
+from services.gateway.logprobs import ChatLogprobs, CompletionLogprobs, TokenNames
+from services.gateway.streaming import Piece
 from shared.ids import JobId
 
 DONE = b"data: [DONE]\n\n"
@@ -33,9 +35,9 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    index: Literal[0] = 0
+    index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishText
 
 
@@ -50,9 +52,9 @@ class ChatCompletion(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    index: Literal[0] = 0
+    index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishText
 
 
@@ -83,27 +85,31 @@ class Answer:
     """One answer under way; the two kinds below differ in names and in how text is wrapped.
 
     include_usage: the counts come in an extra last chunk
+    names: for log-probabilities; None if the request asks for none
     """
 
     prefix: str
     chunk_object: str
 
-    def __init__(self, job_id: JobId, model: str, *, include_usage: bool) -> None:
+    def __init__(self, job_id: JobId, model: str, *, include_usage: bool, names: TokenNames | None) -> None:
         self.id = f"{self.prefix}-{job_id:016x}"
         self.created = int(time.time())
         self.model = model
         self._include_usage = include_usage
+        self._names = names
         head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": model}
         self._head = b"data: " + _encode(head)[:-1] + b',"system_fingerprint":null,"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def chunk(self, text: str, finish: str | None) -> bytes:
-        """One event; empty if there is nothing to say yet."""
-        if not text and finish is None:
+    def chunk(self, index: int, piece: Piece) -> bytes:
+        """One event of choice `index`; empty if there is nothing to say yet."""
+        if not piece.text and piece.finish is None:
             return b""
-        reason = b"null" if finish is None else b'"' + finish.encode() + b'"'
-        choice = b',"logprobs":null,"finish_reason":' + reason + b"}"
-        return self._head + b'{"index":0,' + self._content(text) + choice + self._tail
+        reason = b"null" if piece.finish is None else b'"' + piece.finish.encode() + b'"'
+        logprobs = self._logprobs(piece) if piece.logprobs else None
+        scored = b"null" if logprobs is None else logprobs.model_dump_json().encode()
+        choice = b',"logprobs":' + scored + b',"finish_reason":' + reason + b"}"
+        return self._head + b'{"index":%d,' % index + self._content(index, piece.text) + choice + self._tail
 
     def last_events(self, usage: Usage) -> bytes:
         """What follows the last chunk."""
@@ -111,29 +117,46 @@ class Answer:
             return DONE
         return self._head + b'],"usage":' + usage.model_dump_json().encode() + b"}\n\n" + DONE
 
-    def whole(self, text: str, finish: Any, usage: Usage) -> bytes:
+    def whole(self, choices: list[Piece], usage: Usage) -> bytes:
         """The body of an answer that was not streamed."""
         raise NotImplementedError
 
-    def _content(self, text: str) -> bytes:
+    def _content(self, index: int, text: str) -> bytes:
+        raise NotImplementedError
+
+    def _logprobs(self, piece: Piece) -> BaseModel | None:
         raise NotImplementedError
 
 
 class ChatAnswer(Answer):
     prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
-    _started = False
 
-    def whole(self, text: str, finish: FinishText, usage: Usage) -> bytes:
-        choice = ChatChoice(message=AssistantMessage(content=text), finish_reason=finish)
-        answer = ChatCompletion(
-            id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage
-        )
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._started: set[int] = set()
+
+    def whole(self, choices: list[Piece], usage: Usage) -> bytes:
+        done = [
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(content=piece.text),
+                logprobs=self._logprobs(piece),
+                finish_reason=_finish(piece),
+            )
+            for index, piece in enumerate(choices)
+        ]
+        answer = ChatCompletion(id=self.id, created=self.created, model=self.model, choices=done, usage=usage)
         return answer.model_dump_json().encode()
 
-    def _content(self, text: str) -> bytes:
-        if not self._started:  # the role goes with the first text: nothing is sent before there is one
-            self._started = True
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        return self._names.chat(piece.logprobs) if self._names else None
+
+    def _content(self, index: int, text: str) -> bytes:
+        if (
+            index not in self._started
+        ):  # the role goes with the first text: nothing is sent before there is one
+            self._started.add(index)
             return b'"delta":{"role":"assistant","content":' + _encode(text) + b"}"
         return b'"delta":{"content":' + _encode(text) + b"}" if text else b'"delta":{}'
 
@@ -142,10 +165,23 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
     chunk_object = "text_completion"
 
-    def whole(self, text: str, finish: FinishText, usage: Usage) -> bytes:
-        choice = CompletionChoice(text=text, finish_reason=finish)
-        answer = Completion(id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage)
+    def whole(self, choices: list[Piece], usage: Usage) -> bytes:
+        done = [
+            CompletionChoice(
+                index=index, text=piece.text, logprobs=self._logprobs(piece), finish_reason=_finish(piece)
+            )
+            for index, piece in enumerate(choices)
+        ]
+        answer = Completion(id=self.id, created=self.created, model=self.model, choices=done, usage=usage)
         return answer.model_dump_json().encode()
 
-    def _content(self, text: str) -> bytes:
+    def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
+        return self._names.completion(piece.logprobs) if self._names else None
+
+    def _content(self, index: int, text: str) -> bytes:
         return b'"text":' + _encode(text)
+
+
+def _finish(piece: Piece) -> Any:
+    assert piece.finish is not None  # the last piece of every choice has one
+    return piece.finish

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import FastAPI, Request
 from opentelemetry.trace import Tracer
 from starlette.responses import JSONResponse, Response
@@ -21,6 +20,7 @@ from services.gateway.answers import (
     Model,
     ModelList,
 )
+from services.gateway.choices import Choices
 from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
@@ -54,13 +54,13 @@ class _Service:
         self.model = model
         self.created = int(time.time())
         self.admission = Admission(tokenizer, model, engine.instance)
-        self._token_bytes = tokenizer.token_bytes
+        self._tokenizer = tokenizer
 
     async def generate(
         self,
         request: Request,
         body: _Body,
-        admit: Callable[[_Body, Limits], Job],
+        admit: Callable[[_Body, Limits], list[Job]],
         answer_type: type[Answer],
     ) -> Response:
         """Admit, submit and answer. Raises InvalidRequest, NotReady, GenerationFailed or ClientGone."""
@@ -70,15 +70,20 @@ class _Service:
         limits = self._limits_when_ready()
 
         started = time.perf_counter()
-        job = await asyncio.to_thread(admit, body, limits)
+        jobs = await asyncio.to_thread(admit, body, limits)
         record.child("tokenize", time.perf_counter() - started)
-        job = msgspec.structs.replace(job, submit=msgspec.structs.replace(job.submit, waited=record.waited))
-
-        generation = Generation(self.engine, job, self._token_bytes, record.traceparent)
-        answer = answer_type(job.submit.job_id, self.model, include_usage=body.include_usage)
+        waited = record.waited
+        generations = [
+            Generation(self.engine, job.after(waited), self._tokenizer.token_bytes, record.traceparent)
+            for job in jobs
+        ]
+        choices = Choices(generations, body.choices)
+        first = jobs[0].submit
+        names = None if first.sampling.logprobs is None else self._tokenizer.names
+        answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
         if body.stream:
-            return EventStream(generation, answer, record)
-        return await whole_answer(generation, answer, record, request.receive)
+            return EventStream(choices, answer, record)
+        return await whole_answer(choices, answer, record, request.receive)
 
     def describe_model(self) -> Model:
         limits = self.engine.limits

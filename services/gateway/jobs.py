@@ -17,7 +17,7 @@ import msgspec
 
 from shared.clock import Clock
 from shared.ids import Epoch, JobId
-from shared.messages import FinishReason, JobTokens, Submit, TokenBatch
+from shared.messages import FinishReason, JobTokens, Submit, TokenBatch, TokenLogprobs
 
 _FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -47,6 +47,7 @@ class OpenJob:
         self.opened = opened
         self.output: list[int] = list(submit.output)
         self.taken = len(self.output)
+        self._logprobs: list[TokenLogprobs] = []
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.accepted_by: Server | None = None
@@ -59,7 +60,9 @@ class OpenJob:
         await self._news.wait()
         self._news.clear()
         start, self.taken = self.taken, len(self.output)
-        return JobTokens(self.submit.job_id, start, self.output[start:], self.finish, self.error)
+        # They are handed on once; the tokens stay, for a resubmission.
+        logprobs, self._logprobs = self._logprobs, []
+        return JobTokens(self.submit.job_id, start, self.output[start:], self.finish, self.error, logprobs)
 
     def take(self, item: JobTokens) -> None:
         """Append what is new in `item`; a gap before it makes the job stale."""
@@ -75,6 +78,7 @@ class OpenJob:
         if len(item.tokens) < known or (len(item.tokens) == known and item.finish is None):
             return
         self.output += item.tokens[known:]
+        self._logprobs += item.logprobs[known:]
         self.finish = item.finish
         self.held = item.finish is None
         self._news.set()

@@ -14,6 +14,7 @@ from services.gateway.unsupported import without_neutral
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 StopString = Annotated[str, Field(min_length=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 _INT64 = 2**63
 
@@ -43,6 +44,29 @@ class GenerationRequest(Strict):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy (default 1)")
     top_p: float | None = Field(None, gt=0, le=1, description="nucleus sampling (default 1: off)")
     top_k: int | None = Field(None, ge=-1, description="draw from the k likeliest tokens (default 0: off)")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="least probability, as a share of the likeliest token's (default 0: off)",
+    )
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="taken off the logits of tokens in the output (default 0)"
+    )
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="the same, once per occurrence (default 0)"
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="divides the logits of tokens in prompt and output (default 1: off)"
+    )
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = Field(
+        None, description="token ids, as strings, to what is added to their logits; up to 300"
+    )
+    n: int | None = Field(None, ge=1, le=128, description="answers to each prompt (default 1)")
+    best_of: int | None = Field(None, ge=1, description="only the same as n: all answers are returned")
+    min_tokens: int | None = Field(
+        None, ge=0, description="no end before so many tokens, but by max_tokens (default 0)"
+    )
     seed: int | None = Field(
         None, ge=-_INT64, lt=_INT64, description="same seed, same answer (default: random)"
     )
@@ -63,6 +87,26 @@ class GenerationRequest(Strict):
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("value", "only allowed with stream: true", {"param": "stream_options"})
         return self
+
+    @model_validator(mode="after")
+    def _best_is_all(self) -> "GenerationRequest":
+        if self.best_of not in (None, self.choices):
+            raise PydanticCustomError(
+                "not_supported",
+                "not supported yet but for n ({n}), since no answer is left out",
+                {"param": "best_of", "n": self.choices, "got": self.best_of},
+            )
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def top(self) -> int | None:
+        """How many alternatives to report beside each token; None: no log-probabilities."""
+        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
@@ -99,6 +143,10 @@ class Message(Strict):
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of max_tokens")
+    logprobs: bool | None = Field(None, description="report each token's log-probability (default false)")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="likeliest tokens to report beside it; needs logprobs: true"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -117,6 +165,16 @@ class ChatRequest(GenerationRequest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("value", "only allowed with logprobs: true", {"param": "top_logprobs"})
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(GenerationRequest):
     prompt: (
@@ -124,9 +182,27 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[str], Field(fail_fast=True)]
         | Annotated[list[TokenIds], Field(fail_fast=True)]
-    ) = Field(description="a text or token ids; a list of texts or of token ids may have one entry so far")
+    ) = Field(description="a text, token ids, or a list of texts or of token id lists: n answers to each")
+    echo: bool | None = Field(None, description="repeat the prompt before the answer; not with logprobs yet")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="report each token's log-probability and so many likeliest tokens'"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _unsupported(cls, fields: Any) -> Any:
         return without_neutral(fields, unsupported.COMPLETION)
+
+    @model_validator(mode="after")
+    def _no_prompt_logprobs(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:
+            raise PydanticCustomError(
+                "not_supported",
+                "not supported yet together with logprobs: those of prompt tokens are not computed",
+                {"param": "echo", "got": True},
+            )
+        return self
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs

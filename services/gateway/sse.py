@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.answers import Answer, Usage
+from services.gateway.choices import Choices
 from services.gateway.refusals import ClientGone, describe
-from services.gateway.streaming import Generation
+from services.gateway.streaming import Piece
 from services.gateway.telemetry import RequestRecord
 
 log = logging.getLogger("skipjoin.gateway")
@@ -19,16 +20,16 @@ log = logging.getLogger("skipjoin.gateway")
 class EventStream(Response):
     """An answer in server-sent events.
 
-    The job is submitted inside the response, and headers go out when it was accepted: a refusal still becomes
-    an ordinary error answer, and no job can be left behind between the handler and its response.
+    The jobs are submitted inside the response, and headers go out when all were accepted: a refusal still
+    becomes an ordinary error answer, and no job can be left behind between the handler and its response.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, answer: Answer, record: RequestRecord) -> None:
+    def __init__(self, choices: Choices, answer: Answer, record: RequestRecord) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._generation = generation
+        self._choices = choices
         self._answer = answer
         self._record = record
 
@@ -40,16 +41,18 @@ class EventStream(Response):
             self._record.failed(failure.outcome, failure.message)
 
     async def _stream(self, receive: Receive, send: Send) -> None:
-        async with until_disconnect(receive), aclosing(self._generation.pieces()) as pieces:
+        async with until_disconnect(receive), aclosing(self._choices.pieces()) as pieces:
             await anext(pieces)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            unfinished = len(self._choices)
             try:
-                async for piece in pieces:
-                    self._record.note_tokens(piece.tokens)
-                    event = self._answer.chunk(piece.text, piece.finish)
-                    if piece.finish is not None:
-                        self._record.answered(self._generation, piece.finish)
-                        event += self._answer.last_events(usage_of(self._generation))
+                async for index, piece in pieces:
+                    self._record.note_tokens(piece.tokens, index)
+                    event = self._answer.chunk(index, piece)
+                    unfinished -= piece.finish is not None
+                    if not unfinished:
+                        self._record.answered(self._choices)
+                        event += self._answer.last_events(usage_of(self._choices))
                     if event:
                         await send({"type": "http.response.body", "body": event, "more_body": True})
             except Exception as error:
@@ -64,25 +67,29 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def whole_answer(
-    generation: Generation, answer: Answer, record: RequestRecord, receive: Receive
-) -> Response:
+async def whole_answer(choices: Choices, answer: Answer, record: RequestRecord, receive: Receive) -> Response:
     """Generate to the end. Raises like `Engine.generate`, and ClientGone."""
-    texts: list[str] = []
-    finish = None
-    async with until_disconnect(receive), aclosing(generation.pieces()) as pieces:
-        async for piece in pieces:
-            record.note_tokens(piece.tokens)
-            texts.append(piece.text)
-            finish = piece.finish
-    assert finish is not None  # pieces() ends with one, or raises
-    record.answered(generation, finish)
-    body = answer.whole("".join(texts), finish, usage_of(generation))
+    parts: list[list[Piece]] = [[] for _ in range(len(choices))]
+    async with until_disconnect(receive), aclosing(choices.pieces()) as pieces:
+        async for index, piece in pieces:
+            record.note_tokens(piece.tokens, index)
+            parts[index].append(piece)
+    record.answered(choices)
+    body = answer.whole([joined(each) for each in parts], usage_of(choices))
     return Response(body, media_type="application/json")
 
 
-def usage_of(generation: Generation) -> Usage:
-    prompt, completion = generation.prompt_tokens, generation.completion_tokens
+def joined(pieces: list[Piece]) -> Piece:
+    return Piece(
+        "".join(piece.text for piece in pieces),
+        sum(piece.tokens for piece in pieces),
+        pieces[-1].finish,
+        tuple(scored for piece in pieces for scored in piece.logprobs),
+    )
+
+
+def usage_of(choices: Choices) -> Usage:
+    prompt, completion = choices.prompt_tokens, choices.completion_tokens
     return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 

@@ -22,13 +22,16 @@ class StopStrings:
         self._held = ""
         self.found = False
 
-    def feed(self, piece: str) -> str:
-        """The text that is now certain not to belong to a stop string."""
+    def feed(self, piece: str, *, may_end: bool = True) -> str:
+        """The text that is now certain not to belong to a stop string.
+
+        may_end: False while the answer is shorter than min_tokens: a stop string that ends here is plain text
+        """
         if self.found or not self._stops:
             return "" if self.found else piece
         for end, character in enumerate(piece, 1):
             matched = self._advance(character)
-            if matched:
+            if matched and may_end:
                 self.found = True
                 text = self._held + piece[:end]
                 self._held = ""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from services.gateway.admission import Job
 from services.gateway.detokenize import Detokenizer, TokenBytes
 from services.gateway.engine import Engine
+from services.gateway.logprobs import PendingLogprobs, Scored
 from services.gateway.stopping import StopStrings
 from shared.messages import FinishReason, JobTokens
 
@@ -18,11 +19,13 @@ class Piece(NamedTuple):
     text: may be empty while characters or a possible stop string are incomplete
     tokens: generated tokens behind it
     finish: "stop" or "length" in the last piece
+    logprobs: of the tokens that begin in `text`, if the request asks for them; the stop token has none
     """
 
     text: str
     tokens: int
     finish: str | None
+    logprobs: tuple[Scored, ...] = ()
 
 
 class Generation:
@@ -30,6 +33,7 @@ class Generation:
 
     completion_tokens: generated so far; the stop token counts, as do the tokens of a stop string
     detokenize_s: seconds of computing spent here
+    finish: why it ended, None before that
     """
 
     def __init__(self, engine: Engine, job: Job, token_bytes: TokenBytes, trace: str | None) -> None:
@@ -38,6 +42,9 @@ class Generation:
         self._trace = trace
         self._detokenizer = Detokenizer(token_bytes, continues=job.continues)
         self._stops = StopStrings(job.stops)
+        self._logprobs = PendingLogprobs()
+        self._echo = job.echo
+        self.finish: str | None = None
         self.prompt_tokens = len(job.submit.prompt)
         self.completion_tokens = 0
         self.detokenize_s = 0.0
@@ -63,16 +70,28 @@ class Generation:
         last = len(item.tokens) - 1 if item.finish is FinishReason.STOP else -1
         for i, token in enumerate(item.tokens):
             if i != last:  # the stop token is no part of the text
-                texts.append(self._stops.feed(self._detokenizer.feed(token)))
+                text = self._detokenizer.feed(token)
+                if item.logprobs:
+                    self._logprobs.add(token, text, item.logprobs[i])
+                may_end = self.completion_tokens + i >= self._job.submit.min_tokens
+                texts.append(self._stops.feed(text, may_end=may_end))
             if self._stops.found:
                 return self._counted(texts, i + 1, "stop")
         if item.finish is None:
             return self._counted(texts, len(item.tokens), None)
-        texts.append(self._stops.feed(self._detokenizer.flush()))
+        may_end = self.completion_tokens + len(item.tokens) > self._job.submit.min_tokens
+        texts.append(self._stops.feed(self._detokenizer.flush(), may_end=may_end))
         texts.append(self._stops.flush())
         finish = "stop" if self._stops.found else item.finish.value
         return self._counted(texts, len(item.tokens), finish)
 
     def _counted(self, texts: list[str], tokens: int, finish: str | None) -> Piece:
         self.completion_tokens += tokens
-        return Piece("".join(texts), tokens, finish)
+        self.finish = finish
+        text = "".join(texts)
+        logprobs = self._logprobs.sent(len(text))
+        if finish is not None and not self._stops.found:
+            logprobs += self._logprobs.rest()
+        if self._echo and (text or finish is not None):
+            text, self._echo = self._echo + text, ""
+        return Piece(text, tokens, finish, logprobs)

@@ -6,7 +6,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.streaming import Generation
+from services.gateway.choices import Choices
 from shared.metrics import Registry
 from shared.tracing import context_of, traceparent_of
 
@@ -46,7 +46,7 @@ class RequestRecord:
         self._span = span
         self._tracer = tracer
         self._metrics = metrics
-        self._last_token = 0.0
+        self._last_token: dict[int, float] = {}
         self._outcome: str | None = None
 
     @property
@@ -61,27 +61,27 @@ class RequestRecord:
         context = set_span_in_context(self._span, Context())
         self._tracer.start_span(name, context, start_time=start).end(now)
 
-    def note_tokens(self, count: int) -> None:
-        """`count` tokens of the answer have just arrived."""
+    def note_tokens(self, count: int, choice: int) -> None:
+        """`count` tokens of this choice have just arrived."""
         if not count:
             return
         now = time.perf_counter()
         if not self._last_token:
             self._metrics.first_token.observe(now - self.arrived)
-        else:
-            self._metrics.inter_token.observe((now - self._last_token) / count)
-        self._last_token = now
+        elif choice in self._last_token:
+            self._metrics.inter_token.observe((now - self._last_token[choice]) / count)
+        self._last_token[choice] = now
 
-    def answered(self, generation: Generation, finish: str) -> None:
-        self._outcome = finish
+    def answered(self, choices: Choices) -> None:
+        self._outcome = "length" if "length" in choices.finishes else "stop"
         self._span.set_attributes(
             {
-                "gen_ai.usage.input_tokens": generation.prompt_tokens,
-                "gen_ai.usage.output_tokens": generation.completion_tokens,
-                "gen_ai.response.finish_reasons": (finish,),
+                "gen_ai.usage.input_tokens": choices.prompt_tokens,
+                "gen_ai.usage.output_tokens": choices.completion_tokens,
+                "gen_ai.response.finish_reasons": choices.finishes,
             }
         )
-        self.child("detokenize", generation.detokenize_s)
+        self.child("detokenize", choices.detokenize_s)
 
     def failed(self, outcome: str, message: str) -> None:
         self._outcome = outcome

@@ -12,7 +12,8 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from services.gateway.detokenize import TokenBytes
+from services.gateway.detokenize import Detokenizer, TokenBytes
+from services.gateway.logprobs import TokenNames
 from shared.errors import CheckpointError, InvalidRequest
 
 ChatMessage = dict[str, str]
@@ -35,6 +36,7 @@ class Tokenizer:
     vocab_size: valid token ids are 0 .. vocab_size - 1 (the model's embedding rows)
     eos_ids: tokens that end an answer
     token_bytes: for detokenising
+    names: how tokens are written beside their log-probabilities
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,10 +61,16 @@ class Tokenizer:
         self.vocab_size: int = next(filter(None, sizes), self._backend.get_vocab_size())
         self.eos_ids = self._eos_ids(config, generation)
         self.token_bytes = TokenBytes(self._backend)
+        self.names = TokenNames(self._backend, self.token_bytes)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the BOS token if the model wants one."""
         return self._backend.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of a prompt, without special tokens."""
+        detokenizer = Detokenizer(self.token_bytes, continues=False)
+        return "".join([*(detokenizer.feed(token) for token in ids), detokenizer.flush()])
 
     def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer starts.

@@ -12,11 +12,7 @@ Neutral = Mapping[str, tuple[Any, ...]]
 """Field name to the values (besides null) that ask for nothing."""
 
 GENERATION: Neutral = {
-    # OpenAI
-    "n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
-    # vLLM
-    "best_of": (1,), "use_beam_search": (False,), "min_p": (0,), "repetition_penalty": (1,),
-    "length_penalty": (1,), "min_tokens": (0,), "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,), "length_penalty": (1,), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "truncate_prompt_tokens": (),
     "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
     "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (), "guided_choice": (),
@@ -26,7 +22,7 @@ GENERATION: Neutral = {
 }  # fmt: skip
 
 CHAT: Neutral = GENERATION | {
-    "logprobs": (False,), "top_logprobs": (0,), "tools": ([],), "tool_choice": ("none", "auto"),
+    "tools": ([],), "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True,), "functions": ([],), "function_call": ("none", "auto"), "audio": (),
     "modalities": (["text"],), "prediction": (), "reasoning_effort": (), "verbosity": (), "metadata": ({},),
     "store": (False,), "service_tier": ("auto", "default"), "web_search_options": (), "prompt_cache_key": (),
@@ -36,7 +32,7 @@ CHAT: Neutral = GENERATION | {
 }  # fmt: skip
 
 COMPLETION: Neutral = GENERATION | {
-    "echo": (False,), "logprobs": (), "suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": (),
+    "suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": (),
 }  # fmt: skip
 
 MESSAGE: Neutral = {

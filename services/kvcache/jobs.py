@@ -37,8 +37,8 @@ class JobKV:
     """
 
     __slots__ = (
-        "brought_in", "device", "enst", "host", "job_id", "place", "planned", "released", "residence", "saved", "step",
-        "table", "tokens", "trace", "transfer",
+        "brought_in", "device", "enst", "host", "job_id", "place", "planned", "released", "residence",
+        "saved", "step", "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:

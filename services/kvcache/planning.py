@@ -37,13 +37,14 @@ class PlanInProgress:
     def share_of(self, candidate: Candidate) -> int:
         """Tokens that it may compute in this step; 0 if it has to wait for another.
 
-        A prompt over the whole budget gets a step of its own, or, with chunked prefill, what is left of it.
+        A prompt over the whole budget gets a step of its own, or, with chunked prefill, what is left of it
+        when each job that may yet follow has got its one token.
         """
         left = self.request.token_limit - self.tokens
         if candidate.new_tokens <= left:
             return candidate.new_tokens
         if self.request.chunked:
-            return max(0, left)
+            return max(0, left - (self.request.batch_limit - len(self.granted) - 1))
         return 0 if self.granted else candidate.new_tokens
 
     def grant(self, job: JobKV, tokens: int) -> None:

@@ -111,7 +111,7 @@ class Scheduler:
         job = self._jobs.get(job_id)
         if job is None or len(job.output) <= start:
             return None
-        return JobTokens(job_id, start, job.output[start:])
+        return JobTokens(job_id, start, job.output[start:], logprobs=job.logprobs_from(start))
 
     def abort(self, job_ids: Iterable[JobId], now: float) -> None:
         """End jobs whatever they are doing; a step that computes one goes on and its token is ignored."""
@@ -143,6 +143,7 @@ class Scheduler:
             self._released,
             self._batch_limit(),
             self._config.max_batch_tokens,
+            self._config.chunked_prefill,
         )
         self._next_step += 1
         self._completed, self._released = [], []
@@ -194,14 +195,20 @@ class Scheduler:
             job = self._jobs.get(grant.job_id)
             if job is None:
                 continue  # aborted while the plan was made
-            job.step = reply.step_id
+            job.step, job.computing = reply.step_id, grant.tokens
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
             self._note_start(job, now)
             batch.append(job)
             step_jobs.append(
                 StepJob(
-                    job.job_id, job.token_ids_to_compute(), job.kv_tokens, grant.table, job.sampling, trace
+                    job.job_id,
+                    job.token_ids_to_compute(),
+                    job.kv_tokens,
+                    grant.table,
+                    job.sampling if job.draws else None,
+                    trace,
+                    job.history() if job.draws else None,
                 )
             )
         if batch:
@@ -245,23 +252,32 @@ class Scheduler:
                 self._failed(job, result.error, now, out)
             return out
         seconds = sum(result.seconds)
-        for job, token in zip(batch, result.tokens, strict=True):
+        drawing = [job for job in batch if job.draws]
+        logprobs = result.logprobs or [None] * len(drawing)
+        for job in batch:
             job.step = None
+            if not job.draws and job.job_id in self._jobs:
+                job.kv_tokens += job.computing
+                self._goes_on(job, seconds, now)
+        for job, token, scored in zip(drawing, result.tokens, logprobs, strict=True):
             if job.job_id not in self._jobs:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
-            job.append(token)
+            job.append(token, scored)
             self._observer.completed(job, now)
             reason = job.finish_reason()
-            out[job.reply_to].append(JobTokens(job.job_id, len(job.output) - 1, [token], reason))
+            start = len(job.output) - 1
+            out[job.reply_to].append(
+                JobTokens(job.job_id, start, [token], reason, logprobs=[] if scored is None else [scored])
+            )
             if reason is None:
-                self._charge(job, seconds, now)
-                self._just_ran.append(job)
+                self._goes_on(job, seconds, now)
             else:
                 self._end(job, reason, now)
         return out
 
-    def _charge(self, job: Job, seconds: float, now: float) -> None:
+    def _goes_on(self, job: Job, seconds: float, now: float) -> None:
+        self._just_ran.append(job)
         before = job.level
         self.policy.ran(job, seconds, now)
         if job.level != before:

@@ -1,7 +1,10 @@
 """One job as the scheduler sees it."""
 
+from array import array
+from collections.abc import Iterable
+
 from shared.ids import JobId, StepId
-from shared.messages import FinishReason, Submit
+from shared.messages import FinishReason, Submit, TokenHistory, TokenLogprobs
 
 
 class Job:
@@ -10,6 +13,7 @@ class Job:
     tokens: prompt and output so far; also its context once its next iteration is complete
     kv_tokens: KV entries it holds somewhere; 0 before its first iteration and after a drop
     step: the step it is in flight in, if any; it is never in two
+    computing: tokens that this step computes
     preempted: others ran in its place after its last iteration
     arrived, waiting_since: seconds on the scheduler's clock
     level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
@@ -17,9 +21,10 @@ class Job:
     """
 
     __slots__ = (
-        "arrived", "failures", "first_run", "job_id", "kv_tokens", "level", "max_tokens", "output",
-        "predicted_output", "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling",
-        "step", "stop_token_ids", "tenant", "tokens", "trace", "used", "waiting_since",
+        "_logprobs", "_prompt_seen", "_resubmitted", "arrived", "barred", "computing", "failures",
+        "first_run", "job_id", "kv_tokens", "level", "max_tokens", "min_tokens", "output", "predicted_output",
+        "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant",
+        "tokens", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -30,6 +35,12 @@ class Job:
         self.tokens = len(self.prompt) + len(self.output)
         self.max_tokens = submit.max_tokens
         self.sampling = submit.sampling
+        self.min_tokens = submit.min_tokens
+        self.barred = submit.barred_token_ids
+        self._resubmitted = len(submit.output)
+        self._logprobs: list[TokenLogprobs] = []
+        penalised = submit.sampling.repetition_penalty != 1.0
+        self._prompt_seen = _packed(set(submit.prompt)) if penalised else b""
         self.stop_token_ids = frozenset(submit.stop_token_ids)
         self.priority = submit.priority
         self.tenant = submit.tenant
@@ -40,6 +51,7 @@ class Job:
         self.first_run: float | None = None
         self.kv_tokens = 0
         self.step: StepId | None = None
+        self.computing = 0
         self.failures = 0
         self.preempted = False
         self.level = 0
@@ -49,22 +61,47 @@ class Job:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens its next iteration computes: all at first and after a drop, then one."""
+        """Tokens it has still to compute: all at first and after a drop, then one."""
         return self.tokens - self.kv_tokens
 
     @property
     def in_flight(self) -> bool:
         return self.step is not None
 
-    def append(self, token: int) -> None:
-        """The next output token."""
-        self.output.append(token)
-        self.tokens += 1
+    @property
+    def draws(self) -> bool:
+        """Whether its step computes all that it has, so that a token can be drawn; not so while its prompt is
+        computed in parts.
+        """
+        return self.kv_tokens + self.computing == self.tokens
 
     def token_ids_to_compute(self) -> list[int]:
+        """Those of its step in flight."""
         if self.new_tokens == 1 and self.output:
             return self.output[-1:]
-        return (self.prompt + self.output)[self.kv_tokens :]
+        return (self.prompt + self.output)[self.kv_tokens : self.kv_tokens + self.computing]
+
+    def append(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Its next output token, with log-probabilities if it asks for them."""
+        self.output.append(token)
+        self.tokens += 1
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    def logprobs_from(self, start: int) -> list[TokenLogprobs]:
+        """Those of output tokens `start` and later; the gateway has those of tokens that it resubmitted."""
+        return self._logprobs[start - self._resubmitted :]
+
+    def history(self) -> TokenHistory | None:
+        """What its next draw must know of its tokens; None for most jobs."""
+        sampling = self.sampling
+        barred = self.barred if len(self.output) < self.min_tokens else []
+        counted = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        if not (barred or counted or sampling.repetition_penalty != 1.0):
+            return None
+        output = _packed(self.output)
+        seen = self._prompt_seen + output if sampling.repetition_penalty != 1.0 else b""
+        return TokenHistory(output if counted else b"", seen, barred)
 
     def finish_reason(self) -> FinishReason | None:
         """Why it ends after its last output token, or None if it goes on."""
@@ -73,3 +110,7 @@ class Job:
         if len(self.output) >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+
+def _packed(tokens: Iterable[int]) -> bytes:
+    return array("i", tokens).tobytes()

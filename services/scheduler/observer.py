@@ -37,6 +37,9 @@ class JobSpans:
         if job.trace is None or job.kv_tokens > 0 or not self._tracing.enabled:
             return None
         span = self._tracing.start("prefill", job.trace, tokens=job.new_tokens, recomputed=bool(job.output))
+        unfinished = self._prefill.pop(job.job_id, None)
+        if unfinished is not None:
+            unfinished.end()  # dropped between two parts of its prompt
         self._prefill[job.job_id] = span
         return traceparent_of(span)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.messages import Sampling, StepJob
+from shared.messages import Sampling, StepJob, TokenHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Draw:
     row: int
     position: int
     sampling: Sampling
+    history: TokenHistory | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class Batch:
             spans.append(span)
             tokens += job.tokens
             if job.sampling is not None:
-                draws.append(Draw(draw_index[job.job_id], len(tokens) - 1, span.context, job.sampling))
+                index, row = draw_index[job.job_id], len(tokens) - 1
+                draws.append(Draw(index, row, span.context, job.sampling, job.history))
         positions = np.concatenate([np.arange(span.start, span.context) for span in spans])
         return cls(
             torch.tensor([tokens], dtype=torch.int64, device=device),

@@ -13,13 +13,15 @@ from services.stage.attention_plan import AttentionPlan, PagedKV
 from services.stage.batch import Batch
 from services.stage.checkpoint import ProgressFn
 from services.stage.copier import Copier
+from services.stage.logprobs import logprobs_of
 from services.stage.model_slice import ModelSlice, load_config
+from services.stage.penalties import adjust
 from services.stage.sampling import sample
 from services.stage.tiers import BlockShape, Tiers, allocate
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigError
 from shared.ids import TransferId
-from shared.messages import Directive, StepPlan, Transferred
+from shared.messages import Directive, StepPlan, TokenLogprobs, Transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,14 @@ class StepOutput:
     """hidden: [rows, hidden] for the next stage; None from the last stage or for a plan without jobs
     tokens: last stage: one per job whose `sampling` was set, in the plan's order
     seconds: spent computing; waited: blocked on `plan.waits` before that
+    logprobs: last stage: one for each of `tokens`, or none at all if no job asks for them
     """
 
     hidden: Tensor | None = None
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     waited: float = 0.0
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
 class StageRunner:
@@ -105,11 +109,11 @@ class StageRunner:
         with torch.inference_mode():
             batch = Batch.of(plan.jobs, self.device)
             output = self._compute(batch, hidden)
-            tokens = self._draw(batch, output) if self.is_last else []
+            tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # else `seconds` measures launches
         seconds = time.perf_counter() - began
-        return StepOutput(None if self.is_last else output, tokens, seconds, waited)
+        return StepOutput(None if self.is_last else output, tokens, seconds, waited, logprobs)
 
     def _compute(self, batch: Batch, hidden: Tensor | None) -> Tensor:
         """[rows, hidden] after this stage's layers."""
@@ -121,12 +125,15 @@ class StageRunner:
             raise ValueError("a stage after the first needs the activations of the one before")
         return self._slice.run_layers(flat, batch.positions, AttentionPlan(batch.spans, self._kv))[0]
 
-    def _draw(self, batch: Batch, hidden: Tensor) -> list[int]:
+    def _draw(self, batch: Batch, hidden: Tensor) -> tuple[list[int], list[TokenLogprobs | None]]:
         draws = sorted(batch.draws, key=lambda draw: draw.index)
         if not draws:
-            return []
+            return [], []
         logits = self._slice.logits(hidden[[draw.row for draw in draws]])
-        return sample(logits, [draw.sampling for draw in draws], [draw.position for draw in draws])
+        samplings = [draw.sampling for draw in draws]
+        adjusted = adjust(logits, samplings, [draw.history for draw in draws])
+        tokens = sample(adjusted, samplings, [draw.position for draw in draws])
+        return tokens, logprobs_of(logits, tokens, samplings)
 
     def reset(self) -> None:
         """A new epoch: forget transfers; returns when none is running any more."""

@@ -61,7 +61,11 @@ def _weights(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     temperature = torch.tensor(divisors, device=logits.device).unsqueeze(1)
     logits = logits.float()
     # The maximum goes first: a tiny temperature must not make infinities.
-    return ((logits - logits.amax(-1, keepdim=True)) / temperature).exp_()
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp_()
+    if any(s.min_p > 0.0 for s in samplings):  # before top_k and top_p, which see only what is left (vLLM)
+        min_p = torch.tensor([s.min_p for s in samplings], device=logits.device).unsqueeze(1)
+        weights.masked_fill_(weights < min_p, 0.0)
+    return weights
 
 
 def _invert(weights: Tensor, uniform: Sequence[float]) -> Tensor:

@@ -186,7 +186,8 @@ class StageService(Service):
             )
             return
         step_id = step.plan.step_id
-        await self.bus.publish(subjects.step_result, StepResult(step_id, output.tokens, seconds, waited))
+        result = StepResult(step_id, output.tokens, seconds, waited, logprobs=output.logprobs)
+        await self.bus.publish(subjects.step_result, result)
         await self.bus.publish(subjects.step_timing, StepTiming(step_id, step.plan.load(), seconds))
 
     def _note(self, plan: StepPlan, output: StepOutput) -> None:

@@ -46,6 +46,7 @@ from shared.messages.requests import (
     Sampling,
     Submit,
     TokenBatch,
+    TokenLogprobs,
 )
 from shared.messages.steps import (
     StepInput,
@@ -54,6 +55,7 @@ from shared.messages.steps import (
     StepResult,
     StepTiming,
     TensorData,
+    TokenHistory,
     TransferDone,
     Transferred,
 )
@@ -98,6 +100,8 @@ __all__ = [
     "Submit",
     "TensorData",
     "TokenBatch",
+    "TokenHistory",
+    "TokenLogprobs",
     "TransferDone",
     "Transferred",
 ]

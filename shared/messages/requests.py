@@ -10,16 +10,40 @@ class Sampling(Part, frozen=True):
     """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 switch the filters off.
 
     The draw depends on (seed, position of the token) alone, never on who shares the batch.
+
+    min_p: least probability, as a share of the likeliest token's; 0 is off
+    presence_penalty, frequency_penalty: taken off the logit of a token that is in the output, once and per
+    occurrence
+    repetition_penalty: divides (a negative logit: multiplies) that of a token in prompt or output; 1 is off
+    logit_bias: added, by token id
+    logprobs: how many of the likeliest tokens are reported beside the drawn one; None: no log-probabilities
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+class TokenLogprobs(Part, frozen=True):
+    """Of one drawn token, under the model's own distribution: before temperature, penalties and filters.
+
+    top_ids, top_logprobs: the likeliest tokens, most likely first, as many as were asked for
+    """
+
+    logprob: float
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
 
 
 class FinishReason(StrEnum):
@@ -45,6 +69,7 @@ class Submit(Message, frozen=True):
     priority: lower runs first; classes are strict
     tenant: whose fair share it counts against
     predicted_output: its true length, which only the simulator and tests know
+    min_tokens, barred_token_ids: these ids are not drawn while it has fewer output tokens
     """
 
     job_id: JobId
@@ -58,6 +83,8 @@ class Submit(Message, frozen=True):
     priority: int = 0
     tenant: str = ""
     predicted_output: int | None = None
+    min_tokens: int = 0
+    barred_token_ids: list[int] = []
 
 
 class Accepted(Message, frozen=True):
@@ -80,13 +107,17 @@ class Abort(Message, frozen=True):
 
 
 class JobTokens(Part, frozen=True):
-    """New tokens of one job: output tokens number start, start + 1, ... (0-based)."""
+    """New tokens of one job: output tokens number start, start + 1, ... (0-based).
+
+    logprobs: one for each of `tokens` if its sampling asks for them, else empty
+    """
 
     job_id: JobId
     start: int
     tokens: list[int]
     finish: FinishReason | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []
 
 
 class TokenBatch(Message, frozen=True):

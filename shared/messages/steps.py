@@ -4,7 +4,25 @@ from shared.costmodel import BatchLoad
 from shared.ids import JobId, StepId, TransferId
 from shared.messages.base import Message, Part
 from shared.messages.kv import Direction, Directive
-from shared.messages.requests import Sampling
+from shared.messages.requests import Sampling, TokenLogprobs
+
+
+class TokenHistory(Part, frozen=True):
+    """Tokens of a job that bear on its next draw.
+
+    Sent anew with every step, and only for jobs that need it. The last stage could count the tokens it is
+    given instead, but then a draw would depend on what a process remembers: a restarted stage, a job that
+    was recomputed, and a prefix whose KV was there already would each need a rule of its own. The scheduler
+    owns the tokens, so nothing can disagree. The price is 4 bytes per output token and step.
+
+    output: the output so far, little-endian int32; empty unless presence or frequency is penalised
+    seen: ids that occur in prompt or output (repeats allowed); empty unless repetition is penalised
+    barred: ids that may not be drawn now
+    """
+
+    output: bytes = b""
+    seen: bytes = b""
+    barred: list[int] = []
 
 
 class StepJob(Part, frozen=True):
@@ -14,6 +32,7 @@ class StepJob(Part, frozen=True):
     table: its block table, little-endian int32
     sampling: None while its prompt is not complete in this step: nothing is drawn then
     trace: W3C traceparent under which the stages report a span for this job in this step
+    history: None if the next token depends on no earlier ones but through the model
     """
 
     job_id: JobId
@@ -22,6 +41,7 @@ class StepJob(Part, frozen=True):
     table: bytes
     sampling: Sampling | None = None
     trace: str | None = None
+    history: TokenHistory | None = None
 
 
 class StepPlan(Message, frozen=True):
@@ -62,6 +82,7 @@ class StepResult(Message, frozen=True):
     """The last stage's answer: one token per job whose `sampling` was set, in the plan's order.
 
     error: set when a stage failed in this step; no job of it has a token then
+    logprobs: one for each of `tokens`, None for jobs that ask for none; empty if no job does
     """
 
     step_id: StepId
@@ -69,6 +90,7 @@ class StepResult(Message, frozen=True):
     seconds: list[float] = []
     waited: list[float] = []
     error: str | None = None
+    logprobs: list[TokenLogprobs | None] = []
 
 
 class StepTiming(Message, frozen=True):

@@ -18,7 +18,7 @@ from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
 from shared.errors import NoResponder
 from shared.ids import Epoch
-from shared.messages import Body, Envelope, FinishReason, JobTokens, Limits, Submit
+from shared.messages import Body, Envelope, FinishReason, JobTokens, Limits, Submit, TokenLogprobs
 from shared.metrics import Registry
 from shared.subjects import Subjects
 
@@ -90,11 +90,20 @@ def write_model_folder(folder: Path, *, template: str | None = TEMPLATE, **confi
     return folder
 
 
+def logprobs_of(token: int, top: int) -> TokenLogprobs:
+    """What FakeEngine reports: told by the token, which is its second choice."""
+    ids = [token + 1, token, *range(2, 2 + top)][:top]
+    return TokenLogprobs(-token / 8, ids, [-token / 8 + 1 - place for place in range(len(ids))])
+
+
 Step = list[int] | Exception | asyncio.Event
 
 
 class FakeEngine:
-    """Says `script`: lists of tokens (one delivery each), events to wait for, or an error to fail with."""
+    """Says `script`: lists of tokens (one delivery each), events to wait for, or an error to fail with.
+
+    scripts: instead, one for each submission in their order
+    """
 
     instance = "gateway-under-test"
 
@@ -103,7 +112,9 @@ class FakeEngine:
         self.limits: Limits | None = Limits(256, 512)
         self.ready: tuple[bool, str] = (True, "")
         self.refusal: Exception | None = None
+        self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
+        self.scripts: list[list[Step]] = []
         self.finish = FinishReason.LENGTH
         self.submitted: list[Submit] = []
         self.traces: list[str | None] = []
@@ -118,14 +129,16 @@ class FakeEngine:
         self.script = [tokens[i : i + at_once] for i in range(0, len(tokens), at_once)]
 
     async def generate(self, submit: Submit, trace: str | None) -> AsyncGenerator[JobTokens]:
+        number = len(self.submitted)
         self.submitted.append(submit)
+        script = self.scripts[number] if self.scripts else self.script
         self.traces.append(trace)
-        if self.refusal is not None:
+        if self.refusal is not None and number >= self.refused_from:
             raise self.refusal
         ended, position = False, 0
         try:
             yield JobTokens(submit.job_id, 0, [])
-            for i, step in enumerate(self.script):
+            for i, step in enumerate(script):
                 if isinstance(step, Exception):
                     ended = True
                     raise step
@@ -133,8 +146,11 @@ class FakeEngine:
                     self.waiting.set()
                     await step.wait()
                     continue
-                ended = i == len(self.script) - 1
-                yield JobTokens(submit.job_id, position, step, self.finish if ended else None)
+                ended = i == len(script) - 1
+                finish = self.finish if ended else None
+                top = submit.sampling.logprobs
+                scored = [] if top is None else [logprobs_of(token, top) for token in step]
+                yield JobTokens(submit.job_id, position, step, finish, logprobs=scored)
                 position += len(step)
         finally:
             if not ended:

@@ -162,6 +162,29 @@ async def test_the_tokens_of_a_stop_string_count_whatever_the_timing(
     assert len(counts) == 1
 
 
+async def test_min_tokens_holds_for_stop_strings_too(engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    for at_once in (1, 3):
+        engine.say("!b!c!d", at_once=at_once)
+        body = COMPLETION | {"stop": "!", "min_tokens": 3, "stop_token_ids": [7]}
+        answer = await post(engine, tokenizer, "/v1/completions", body)
+        assert answer["choices"][0]["text"] == "!b!c"
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    submit = engine.submitted[-1]
+    assert submit.min_tokens == 3 and submit.barred_token_ids == sorted({7, *tokenizer.eos_ids})
+
+
+async def test_sampling_fields_are_handed_on(engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    fields = {
+        "min_p": 0.25, "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.5,
+        "logit_bias": {"7": -100, "8": 1.5, "9": 0},
+    }  # fmt: skip
+    for path, body in KINDS:
+        await post(engine, tokenizer, path, body | fields)
+        sampling = engine.submitted[-1].sampling
+        assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -1, 0.5)
+        assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, {7: -100, 8: 1.5})
+
+
 async def test_a_stop_token_has_no_text(engine: FakeEngine, tokenizer: Tokenizer) -> None:
     (dot,) = tokenizer.encode("!")[1:]
     engine.say("ab", stop_token=dot)

@@ -87,7 +87,7 @@ async def test_completion_and_its_stream(client: openai.AsyncOpenAI) -> None:
 
 async def test_errors_are_typed(engine: FakeEngine, client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(model=MODEL, messages=TURNS, n=2, stream=True)
+        await client.chat.completions.create(model=MODEL, messages=TURNS, n=129, stream=True)
     assert refused.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(model="gpt-4", messages=TURNS)

@@ -59,3 +59,11 @@ def test_no_more_is_held_back_than_needed(stops: list[str], pieces: list[str]) -
             return
         held = text[len(out) :]
         assert any(stop.startswith(held) for stop in stops)
+
+
+def test_a_stop_string_that_ends_too_early_is_plain_text() -> None:
+    stops = StopStrings(["aa"])
+    assert stops.feed("xaa", may_end=False) == "xa"  # the second a may begin one that counts
+    assert stops.feed("b", may_end=False) == "ab" and not stops.found
+    assert stops.feed("a", may_end=False) == ""
+    assert stops.feed("ac") == "" and stops.found

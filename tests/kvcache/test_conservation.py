@@ -25,7 +25,13 @@ def test_random_histories(
     data: st.DataObject, policy: str, mode: str, host: int, reserve: int, stages: int, batch: int
 ) -> None:
     config = create_config(
-        scheduler={"policy": policy, "max_batch_size": batch, "max_batch_tokens": 64, "starvation_s": 20.0},
+        scheduler={
+            "policy": policy,
+            "max_batch_size": batch,
+            "max_batch_tokens": data.draw(st.sampled_from([8, 64])),
+            "chunked_prefill": data.draw(st.booleans()),
+            "starvation_s": 20.0,
+        },
         kv={
             "block_size": 4,
             "device_blocks": 8,

@@ -51,10 +51,15 @@ def make_prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def hf_generate(model: torch.nn.Module, prompt: list[int], tokens: int) -> list[int]:
+def hf_generate(model: torch.nn.Module, prompt: list[int], tokens: int, **options: object) -> list[int]:
     ids = torch.tensor([prompt])
     output = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=tokens,
+        pad_token_id=0,
+        **options,
     )
     return output[0, len(prompt) :].tolist()
 

@@ -7,19 +7,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
+from services.scheduler.job import Job as ScheduledJob
 from services.stage.runner import StageRunner, StepOutput
 from services.stage.transport import ActivationTransport
 from shared.config import Config, KVConfig, ModelConfig, ParallelConfig, StageConfig
 from shared.ids import BlockId, JobId, StepId, TransferId
-from shared.messages import Direction, Directive, Move, Sampling, StepJob, StepPlan, Transferred
+from shared.messages import (
+    Direction,
+    Directive,
+    Move,
+    Sampling,
+    StepJob,
+    StepPlan,
+    Submit,
+    TokenHistory,
+    TokenLogprobs,
+    Transferred,
+)
 
 GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(eq=False)
 class Job:
-    """tokens: prompt and output; computed: how many of them have KV; blocks: in the tier where it is"""
+    """tokens: prompt and output; computed: how many of them have KV; blocks: in the tier where it is
+    logprobs: of its output, if its sampling asks for them
+    """
 
     id: JobId
     prompt: list[int]
@@ -27,6 +42,9 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    min_tokens: int = 0
+    barred: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -35,6 +53,12 @@ class Job:
     @property
     def left_to_compute(self) -> int:
         return len(self.tokens) - self.computed
+
+    def history(self) -> TokenHistory | None:
+        """As the scheduler would send it."""
+        submit = Submit(self.id, "", self.prompt, 10_000, self.sampling, output=self.output)
+        fields = {"min_tokens": self.min_tokens, "barred_token_ids": self.barred}
+        return ScheduledJob(replace(submit, **fields), None, 0.0).history()
 
 
 def make_config(folder: Path, *, stages: int = 1, **kv: object) -> Config:
@@ -101,10 +125,14 @@ class Pipeline:
             if output.hidden is not None:
                 hidden = self.transport.unpack(self.transport.pack(output.hidden))
         drawn = iter(outputs[-1].tokens)
+        scored = iter(outputs[-1].logprobs or [None] * len(outputs[-1].tokens))
         for job, count in shares:
             job.computed += count
             if job.left_to_compute == 0:
                 job.tokens.append(next(drawn))
+                logprobs = next(scored)
+                assert (logprobs is None) == (job.sampling.logprobs is None)
+                job.logprobs += [logprobs] if logprobs else []
         assert next(drawn, None) is None
         return outputs
 
@@ -121,6 +149,7 @@ class Pipeline:
                     job.computed,
                     np.array(job.blocks, "<i4").tobytes(),
                     job.sampling if count == job.left_to_compute else None,
+                    history=job.history(),
                 )
             )
         return StepPlan(StepId(next(self._ids)), jobs, list(directives), list(waits))

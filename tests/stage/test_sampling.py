@@ -12,8 +12,10 @@ LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 3
 
 
 def allowed_by_reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities after temperature, top_k and top_p, one token at a time."""
+    """Probabilities after temperature, min_p, top_k and top_p, one token at a time."""
     probabilities = (logits.double() / sampling.temperature).softmax(-1)
+    probabilities[probabilities < sampling.min_p * probabilities.max()] = 0
+    probabilities /= probabilities.sum()
     order = probabilities.argsort(descending=True).tolist()
     kept = order[: sampling.top_k] if sampling.top_k > 0 else order
     mass = sum(float(probabilities[token]) for token in kept)
@@ -46,6 +48,9 @@ def draw_many(sampling: Sampling, rows: int) -> Tensor:
         Sampling(temperature=3.0, top_p=0.95),  # its nucleus is larger than the first candidates
         Sampling(temperature=2.0, top_k=200, top_p=0.9),
         Sampling(top_k=5, top_p=0.6),
+        Sampling(temperature=1.5, min_p=0.05),
+        Sampling(temperature=1.5, min_p=0.05, top_k=12, top_p=0.8),
+        Sampling(min_p=1.0),
     ],
     ids=str,
 )
@@ -69,6 +74,7 @@ SAMPLINGS = st.builds(
     top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.95, 1.0]),
     top_k=st.sampled_from([0, 1, 3, 127, 128, 129, 400, VOCAB, 10 * VOCAB]),
     seed=st.integers(-(2**63), 2**64),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
 )
 
 

@@ -80,6 +80,23 @@ async def test_sixteen_at_once_in_a_pool_for_five(
         assert metrics["skipjoin_kv_integrity_violations_total"] == 0
 
 
+async def test_prompts_computed_in_parts(reference: Reference) -> None:
+    """Beside the decodes of others, in a pool that makes them swap."""
+    async with Application(
+        kv={"device_blocks": 24, "host_blocks": 96},
+        scheduler={"max_batch_tokens": 24, "chunked_prefill": True},
+    ) as app:
+        prompts = [make_prompt(index) * 3 for index in range(6)]
+        received, reading = await collect_tokens(app)
+        answers = await asyncio.gather(
+            *(complete(app, prompt, max_tokens=12, ignore_eos=True) for prompt in prompts)
+        )
+        reading.cancel()
+        for prompt, answer in zip(prompts, answers, strict=True):
+            job_id = int(str(answer["id"]).removeprefix("cmpl-"), 16)
+            reference.assert_greedy(prompt, received[job_id])
+
+
 async def test_sampled_text_depends_on_the_seed_and_not_on_the_company() -> None:
     async with Application() as app:
         fields = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "max_tokens": 24, "ignore_eos": True}
