@@ -35,8 +35,8 @@ class Choices:
         return tuple(each.finish or "" for each in self._generations)
 
     async def pieces(self) -> AsyncGenerator[Indexed]:
-        """Pieces with their choice's index. The first has no text and says that every choice was accepted: what
-        can be refused is refused before it. Use it with `aclosing`; leaving early aborts what is unfinished.
+        """Pieces with their choice's index. The first has no text and says that every choice was accepted:
+        what can be refused is refused before it. Use it with `aclosing`; leaving early aborts the unfinished.
 
         Raises like `Engine.generate`, for the first choice that fails.
         """

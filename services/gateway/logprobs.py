@@ -1,4 +1,4 @@
-"""Log-probabilities as clients see them: which tokens belong to the text sent so far, and OpenAI's two styles."""
+"""Log-probabilities as clients see them: which belong to the text sent so far, and OpenAI's two styles."""
 
 from collections import deque
 from typing import NamedTuple
@@ -93,7 +93,7 @@ class TokenNames:
         return self._special.get(token) or self._bytes[token]
 
     def name(self, token: int, prefix: str = "") -> str:
-        """Its text, `prefix` and escaped bytes if that is no text, or `token_id:N` for an id without token."""
+        """Its text, `prefix` and escaped bytes if that is no text, or `token_id:N` if there is no token."""
         raw = self.bytes_of(token)
         if not raw:
             return f"token_id:{token}"

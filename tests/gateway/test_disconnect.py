@@ -20,6 +20,7 @@ class Client:
 
     def __init__(self, app: FastAPI, body: dict[str, Any] | None) -> None:
         self.sent: list[Message] = []
+        self.started = asyncio.Event()
         self.first_event = asyncio.Event()
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         if body is not None:
@@ -40,6 +41,7 @@ class Client:
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
+        self.started.set()
         if message.get("body"):
             self.first_event.set()
 
@@ -54,13 +56,16 @@ def value(registry: Registry, name: str, **labels: str) -> float | None:
 @pytest.mark.parametrize("how", ["disconnect", "cancelled by the server"])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("first", [[[5]], []], ids=["after a token", "before any token"])
+@pytest.mark.parametrize("n", [1, 3])
 async def test_leaving_aborts_once(
-    engine: FakeEngine, tokenizer: Tokenizer, how: str, stream: bool, first: list[list[int]]
+    engine: FakeEngine, tokenizer: Tokenizer, how: str, stream: bool, first: list[list[int]], n: int
 ) -> None:
     registry = Registry()
     engine.script = [*first, asyncio.Event(), [6]]
-    client = Client(make_app(engine, tokenizer, registry=registry), CHAT | {"stream": stream})
+    client = Client(make_app(engine, tokenizer, registry=registry), CHAT | {"stream": stream, "n": n})
     await engine.waiting.wait()
+    if stream:  # all choices were accepted
+        await client.started.wait()
     assert value(registry, "skipjoin_open_requests") == 1
     if how == "disconnect":
         client.leave()
@@ -68,7 +73,8 @@ async def test_leaving_aborts_once(
         client.task.cancel()
     await asyncio.wait([client.task])
 
-    assert engine.aborted == [engine.submitted[0].job_id]
+    assert len(engine.submitted) == n
+    assert sorted(engine.aborted) == sorted(submit.job_id for submit in engine.submitted)
     assert value(registry, "skipjoin_open_requests") == 0
     status = "200" if stream else ("499" if how == "disconnect" else "0")
     labels = {"endpoint": "/v1/chat/completions", "outcome": "abort", "status": status}
