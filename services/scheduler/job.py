@@ -23,8 +23,8 @@ class Job:
     __slots__ = (
         "_logprobs", "_prompt_seen", "_resubmitted", "arrived", "barred", "computing", "failures",
         "first_run", "job_id", "kv_tokens", "level", "max_tokens", "min_tokens", "output", "predicted_output",
-        "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant",
-        "tokens", "trace", "used", "waiting_since",
+        "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step",
+        "stop_token_ids", "tenant", "tokens", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:

@@ -24,7 +24,7 @@ def test_the_parts_fill_the_budget_and_only_the_last_draws() -> None:
 
 
 def test_decodes_go_on_beside_a_long_prompt() -> None:
-    """Without parts they would stand still for its whole prefill; with them each iteration has their token."""
+    """Without parts they would stand still for its whole prefill."""
     cores = create_cores(policy="fixed-priority")
     cores.submit(*(create_submit(number, prompt=4, max_tokens=30) for number in range(3)))
     cores.iterate(1)

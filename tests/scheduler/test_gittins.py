@@ -105,3 +105,27 @@ def test_a_promoted_job_returns_to_its_own_priority_class() -> None:
     policy.started(low)
     policy.ran(low, low.quantum, cores.clock.now())
     assert policy._queue_of[low.job_id] is policy._class(9)[0]
+
+
+def test_tenants_are_told_apart_once_enough_of_their_jobs_have_finished() -> None:
+    cores = Cores(
+        create_config(scheduler={"policy": "gittins", "max_batch_size": 1, "starvation_s": 1e9}),
+    )
+    for number in range(2 * ENOUGH):
+        tenant, tokens = ("brief", 2) if number % 2 else ("wordy", 90)
+        cores.submit(create_submit(number, max_tokens=tokens, tenant=tenant))
+        cores.run()
+    policy = cores.scheduler.policy
+    for number, tenant in enumerate(("wordy", "brief", "unknown"), start=1000):
+        cores.submit(create_submit(number, max_tokens=90, tenant=tenant))
+    wordy, brief, unknown = (job.level for job in sorted(policy.ordered(), key=lambda job: job.job_id))
+    assert brief < wordy and brief <= unknown <= wordy
+
+
+def test_tenants_that_clients_invent_do_not_fill_the_memory() -> None:
+    cores = Cores(create_config(scheduler={"policy": "gittins"}))
+    for number in range(1500):
+        cores.submit(create_submit(number, max_tokens=1, tenant=f"tenant-{number}"))
+        cores.run()
+    policy = cores.scheduler.policy
+    assert isinstance(policy, Gittins) and len(policy._by_kind) <= 512

@@ -91,6 +91,7 @@ async def test_prompts_computed_in_parts(reference: Reference) -> None:
         answers = await asyncio.gather(
             *(complete(app, prompt, max_tokens=12, ignore_eos=True) for prompt in prompts)
         )
+        await app.settled()
         reading.cancel()
         for prompt, answer in zip(prompts, answers, strict=True):
             job_id = int(str(answer["id"]).removeprefix("cmpl-"), 16)
