@@ -43,6 +43,15 @@ class Lognormal(msgspec.Struct, frozen=True):
         return draw.standard_normal((count, 2)) * self.sigmas
 
 
+class Exponential(msgspec.Struct, frozen=True):
+    """The least that can be assumed when only the mean is known: of all shapes with that mean it has the
+    greatest entropy.
+    """
+
+    def logs(self, draw: np.random.Generator, count: int) -> Floats:
+        return np.log(draw.exponential(1.0, (count, 2)))
+
+
 class Quantiles(msgspec.Struct, frozen=True):
     """Lengths at the shares `at` of all requests, straight lines between their logarithms; prompt and output
     are independent, as they are in ShareGPT (correlation 0.02).
@@ -101,10 +110,10 @@ MEASURED = Quantiles(
     prompt=(1, 6, 8, 11, 15, 22, 31, 42, 58, 84, 122, 203, 384, 575, 802, 902, 1024),
     output=(2, 5, 15, 36, 66, 168, 305, 391, 469, 551, 632, 737, 867, 933, 976, 1002, 1024),
 )
-"""Of the same 5,362 first turns. No shape is published for Alpaca: ShareGPT's is assumed there too."""
+"""Of the same 5,362 first turns."""
 
 SHAREGPT_MEANS, ALPACA_MEANS = (161.0, 338.0), (19.0, 58.0)
-"""FastServe's means of prompt and output, tokens."""
+"""FastServe's means of prompt and output, tokens; of Alpaca nothing else is published."""
 
 
 def _paper(shape: Shape, means: tuple[float, float], count: int, seed: int) -> Lengths:
@@ -146,7 +155,7 @@ def resampled(count: int, seed: int, table: Lengths) -> Lengths:
 
 NAMED: dict[str, Sampler] = {
     "sharegpt": partial(_paper, MEASURED, SHAREGPT_MEANS),
-    "alpaca": partial(_paper, MEASURED, ALPACA_MEANS),
+    "alpaca": partial(_paper, Exponential(), ALPACA_MEANS),
     "sharegpt-lognormal": partial(_paper, LOGNORMAL, SHAREGPT_MEANS),
     "alpaca-lognormal": partial(_paper, LOGNORMAL, ALPACA_MEANS),
     "zipf": zipf,
