@@ -25,9 +25,6 @@ BASE, BOUND = "fcfs", "srpt"
 
 TOLERANCE = 0.02
 
-AT_ONCE = 1e6
-"""Requests a second: latency does not grow any further."""
-
 
 class Cell(msgspec.Struct, frozen=True, order=True):
     """Where a policy was run. load: of what fcfs sustains; cv: of the gaps between arrivals"""
@@ -50,13 +47,11 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """rate: the highest at which the mean meets SLO_S per token with Poisson arrivals, requests a second;
-    None: every rate meets it, as a short run may
-    """
+    """rate: the highest at which the mean meets SLO_S per token with Poisson arrivals, requests a second"""
 
     lengths: str
     policy: str
-    rate: float | None
+    rate: float
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -95,17 +90,20 @@ class Study:
         return Point(cell, rate, *(sum(column) / len(figures) for column in zip(*figures, strict=True)))
 
     def limit(self, name: str, policy: str) -> Limit:
-        """Raises ConfigError for lengths or a policy that do not exist."""
+        """Every rate is offered for as long as `count` requests take at the capacity: with a fixed number of
+        requests instead, SRPT would meet the SLO even if all of them came at once.
+
+        Raises ConfigError for lengths or a policy that do not exist.
+        """
 
         def latency(rate: float) -> float:
-            requests = (synthetic(sampler, self._count, rate, 1.0, seed) for seed in self._seeds)
-            means = [per_token(scenario.run(each).records).mean() for each in requests]
-            return float(sum(means) / len(means))
+            count = max(1, round(self._count * rate / capacity))
+            runs = (scenario.run(synthetic(sampler, count, rate, 1.0, seed)) for seed in self._seeds)
+            means = [float(per_token(outcome.records).mean()) for outcome in runs]
+            return sum(means) / len(means)
 
-        sampler, scenario = lengths.named(name), self._with(policy)
-        if latency(AT_ONCE) <= SLO_S:
-            return Limit(name, policy, None)
-        return Limit(name, policy, highest_rate(latency, SLO_S, self._capacity(name), TOLERANCE))
+        sampler, scenario, capacity = lengths.named(name), self._with(policy), self._capacity(name)
+        return Limit(name, policy, highest_rate(latency, SLO_S, capacity, TOLERANCE))
 
     def _capacity(self, name: str) -> float:
         scenario = self._scenario
@@ -142,8 +140,9 @@ def worst(policy: str, points: Sequence[Point]) -> tuple[float, Point] | None:
 
 
 def distance(limit: Limit, limits: Iterable[Limit]) -> float | None:
-    """Highest rate over that of BOUND with the same lengths; None if either is not known."""
-    bound = next(
-        (other.rate for other in limits if (other.lengths, other.policy) == (limit.lengths, BOUND)), None
+    """Highest rate over that of BOUND with the same lengths; None if BOUND's is not known."""
+    bound = msgspec.structs.replace(limit, policy=BOUND, rate=0.0)
+    return next(
+        (limit.rate / other.rate for other in limits if msgspec.structs.replace(other, rate=0.0) == bound),
+        None,
     )
-    return None if bound is None or limit.rate is None else limit.rate / bound

@@ -114,7 +114,7 @@ def _print_limits(result: grid.Grid) -> None:
     print("\n| lengths | policy | req/s at 0.3 s per token | ÷ srpt |\n|---|---|---|---|")
     for limit in result.limits:
         print(
-            f"| {limit.lengths} | {limit.policy} | {_number(limit.rate)} "
+            f"| {limit.lengths} | {limit.policy} | {limit.rate:.2f} "
             f"| {_number(grid.distance(limit, result.limits))} |"
         )
 

@@ -31,7 +31,6 @@ def test_ratios_are_taken_within_a_row() -> None:
 def test_distance_to_srpt_is_taken_with_the_same_lengths() -> None:
     limits = [grid.Limit("uniform", "srpt", 9.0), grid.Limit("bimodal", "srpt", 4.0)]
     assert grid.distance(grid.Limit("bimodal", "mlfq", 3.0), limits) == 0.75
-    assert grid.distance(grid.Limit("bimodal", "mlfq", None), limits) is None
     assert grid.distance(grid.Limit("zipf", "mlfq", 3.0), limits) is None
 
 
@@ -49,13 +48,15 @@ def test_a_point_is_the_mean_over_the_seeds() -> None:
     assert one != pytest.approx(two)
 
 
-def test_the_limit_is_where_the_slo_is_reached_and_none_where_it_never_is() -> None:
+def test_the_limit_is_where_the_slo_is_reached_and_srpt_has_one_too() -> None:
+    """All jobs alike, batch of two: after the time of 100 requests at the capacity c, a rate r has a queue of
+    100 (r/c - 1), and the mean job has waited for half of it: 0.3 s for each of its 60 tokens at r = 1.6 c.
+    """
     model = MODELS["opt-13b"]
-    limit = grid.Study(Scenario(model, batch=2), 100, 1, None).limit("constant:20:60", "fcfs")
-    assert limit.rate is not None
-    capacity = sustained(model, named("constant:20:60"), batch=2)
-    assert capacity < limit.rate < 3 * capacity, "a short run ends before its queue grows"
-    assert grid.Study(Scenario(model), 3, 1, None).limit("constant:20:60", "fcfs").rate is None
+    study = grid.Study(Scenario(model, batch=2), 100, 1, None)
+    fcfs, srpt = (study.limit("constant:20:60", policy) for policy in ("fcfs", "srpt"))
+    assert fcfs.rate == pytest.approx(1.6 * sustained(model, named("constant:20:60"), batch=2), rel=0.15)
+    assert srpt.rate == pytest.approx(fcfs.rate, rel=0.05), "nobody can gain"
 
 
 def test_parts_make_the_whole(tmp_path: Path) -> None:
