@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from loadgen.simulate import lengths, models
+from loadgen.simulate.capacity import work
 from loadgen.simulate.paper import SLO_S
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
@@ -49,7 +50,7 @@ def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
     for ratio in RATIOS:
         output = max(1, round(TOTAL_TOKENS / (1 + ratio)))
         shape = lengths.fitted(lengths.LOGNORMAL, (float(TOTAL_TOKENS - output), float(output)))
-        rate = 1.2 * sustained(MODEL, TOTAL_TOKENS - output, output)
+        rate = 1.2 / work(MODEL, float(TOTAL_TOKENS - output), float(output))
         requests = synthetic(shape.sample, count, rate, 1.0, seed)
         for policy in SWEPT:
             scenario = Scenario(MODEL, policy)
@@ -104,13 +105,6 @@ def alike(count: int, seed: int) -> Iterator[Point]:
         for policy in ("fcfs", "skip-join", "gittins"):
             scenario = Scenario(MODEL, policy)
             yield _point("lengths", name, scenario, rate, requests)
-
-
-def sustained(model: models.ModelProfile, prompt: int, output: int, batch: int = 16) -> float:
-    """Requests a second at full batches: each pays its prompt and its share of the decode iterations."""
-    cost = model.cost
-    iteration = cost.decode_a + cost.decode_c * batch + cost.decode_b * batch * (prompt + output / 2)
-    return 1 / (cost.prefill_b * prompt + cost.prefill_c * prompt**2 + output * iteration / batch)
 
 
 def _point(study: str, value: str, scenario: Scenario, rate: float, requests: list[Request]) -> Point:

@@ -9,13 +9,26 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.simulate import ablation, example, lengths, paper, profile, traces
+from loadgen.simulate import (
+    ablation,
+    example,
+    grid_command,
+    lengths,
+    paper,
+    plots,
+    profile,
+    scale_command,
+    traces,
+)
+from loadgen.simulate.output import write
 from loadgen.simulate.results import Spread, Summary, summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
 from loadgen.simulate.workload import Request, synthetic
 from services.scheduler.policy import POLICIES
 from shared.config import KVConfig, SchedulerConfig
 from shared.errors import ConfigError, SkipjoinError
+
+PLOTTED = ("paper", "ablation", "run", "grid")
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,29 +40,25 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         ("paper", _add_paper, "the rate at 0.3 s per token, next to the published one"),
         ("ablation", _add_ablation, "one thing changed at a time"),
         ("run", _add_run, "one workload under one policy"),
+        ("grid", grid_command.add, "policies over load, burstiness and lengths"),
+        ("scale", scale_command.add, "very many requests over a fleet of replicas"),
     ):
         parser = kinds.add_parser(name, help=text)
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
+        if name in PLOTTED:
+            parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result as a PNG")
         parser.set_defaults(run=partial(_guarded, add(parser)))
 
 
 def _guarded(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
     try:
+        if getattr(options, "plot", None) is not None:
+            plots.require(options.plot)  # before minutes of simulation
         run(options)
     except SkipjoinError as error:
         print(f"skipjoin simulate: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _write(path: Path | None, result: object) -> None:
-    """Raises ConfigError if the file cannot be written."""
-    if path is None:
-        return
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from None
 
 
 # ---------------------------------------------------------------- example
@@ -66,7 +75,7 @@ def _example(options: argparse.Namespace) -> None:
         completion = values["completion"]
         assert isinstance(completion, dict)
         print(f"| {policy} | {' / '.join(map(str, completion.values()))} | {values['mean_per_token']} |")
-    _write(options.json, result)
+    write(options.json, result)
 
 
 # ---------------------------------------------------------------- paper
@@ -98,7 +107,9 @@ def _paper(options: argparse.Namespace) -> None:
             f"| {row.rate_at_slo:.2f} | {published if row.anchor else '- | -'} |",
             flush=True,
         )
-    _write(options.json, {"rows": rows})
+    write(options.json, {"rows": rows})
+    if options.plot is not None:
+        plots.paper(options.plot, rows)
 
 
 # ---------------------------------------------------------------- ablation
@@ -117,7 +128,9 @@ def _ablation(options: argparse.Namespace) -> None:
     for point in ablation.studies(options.n, options.seed):
         points.append(point)
         print("| " + " | ".join(map(str, msgspec.structs.astuple(point))) + " |", flush=True)
-    _write(options.json, {"points": points})
+    write(options.json, {"points": points})
+    if options.plot is not None:
+        plots.ablation(options.plot, points)
 
 
 # ---------------------------------------------------------------- run
@@ -156,7 +169,9 @@ def _run(options: argparse.Namespace) -> None:
     summary = summarise(outcome, options.slo)
     _print(summary)
     print(f"{outcome.iterations / wall * 60:,.0f} iterations a minute", file=sys.stderr)
-    _write(options.json, summary)
+    write(options.json, summary)
+    if options.plot is not None:
+        plots.run(options.plot, outcome.records, options.policy, options.slo)
 
 
 def _requests(options: argparse.Namespace) -> list[Request]:

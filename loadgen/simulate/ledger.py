@@ -1,9 +1,13 @@
 """What became of each job: the simulator's side of the scheduler's Observer."""
 
+from typing import Protocol
+
 import msgspec
 
 from loadgen.simulate.workload import Request
+from services.scheduler.core import Observer
 from services.scheduler.job import Job
+from shared.ids import JobId
 from shared.messages import FinishReason
 
 
@@ -40,16 +44,61 @@ class JobRecord(msgspec.Struct):
         return self.token_times[0] - self.arrival
 
 
-class Ledger:
-    """Job ids are positions in `records`."""
+class Ledger(Observer, Protocol):
+    """Told by the pipeline what the scheduler's Observer does not hear.
+
+    records: of the jobs that are kept in full
+    """
+
+    records: list[JobRecord]
+
+    @property
+    def open_jobs(self) -> int:
+        """Taken and not ended."""
+        ...
+
+    def arrived(self, request: Request) -> JobId: ...
+
+    def refused(self, job_id: JobId, reason: str) -> None: ...
+
+    def stalled(self, job_id: JobId, seconds: float) -> None:
+        """Its iteration waited for swap-ins."""
+        ...
+
+    def swapped(self, job_id: JobId) -> None:
+        """Its KV is moved to the other tier."""
+        ...
+
+    def recomputed(self, job_id: JobId) -> None:
+        """Its KV was dropped."""
+        ...
+
+
+class FullLedger(Ledger):
+    """Every job and the time of its every token. Job ids are positions in `records`."""
 
     def __init__(self) -> None:
-        self.records: list[JobRecord] = []
+        self.records = []
 
-    def arrived(self, request: Request) -> JobRecord:
-        record = JobRecord(request.arrival, request.prompt, request.output)
-        self.records.append(record)
-        return record
+    @property
+    def open_jobs(self) -> int:
+        return sum(not record.finished and record.refused is None for record in self.records)
+
+    def arrived(self, request: Request) -> JobId:
+        self.records.append(JobRecord(request.arrival, request.prompt, request.output))
+        return JobId(len(self.records) - 1)
+
+    def refused(self, job_id: JobId, reason: str) -> None:
+        self.records[job_id].refused = reason
+
+    def stalled(self, job_id: JobId, seconds: float) -> None:
+        self.records[job_id].stalled += seconds
+
+    def swapped(self, job_id: JobId) -> None:
+        self.records[job_id].swaps += 1
+
+    def recomputed(self, job_id: JobId) -> None:
+        self.records[job_id].recomputes += 1
 
     def dispatched(self, job: Job, now: float) -> str | None:
         return None

@@ -10,24 +10,27 @@ does not: time on the bus and for planning (`overhead_s` stands for both), sampl
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
 
 from loadgen.simulate.copies import StageCopies
-from loadgen.simulate.ledger import JobRecord, Ledger
+from loadgen.simulate.ledger import FullLedger, JobRecord, Ledger
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.workload import Request
 from services.kvcache.core import KVCache
 from services.scheduler.core import Scheduler
 from shared.config import Config
 from shared.errors import SkipjoinError
-from shared.ids import JobId, TransferId
+from shared.ids import TransferId
 from shared.messages import Direction, Limits, PlanReply, Sampling, StepPlan, StepResult, Submit
 
 TOKEN = 7
 """Every output token: no stop token is set, so jobs end by their length."""
+
+INFINITY = float("inf")
 
 _GREEDY = Sampling(temperature=0.0)
 
@@ -39,8 +42,9 @@ class Stalled(SkipjoinError):
 class Outcome(msgspec.Struct):
     """What a run leaves behind.
 
-    records: one per request, in the order of arrival
+    records: one per request, in the order of arrival; none if the ledger keeps none
     seconds: from time 0 to the last event; iterations: steps with jobs
+    busy: compute seconds of one stage
     stalled: seconds that stages waited for swap-ins, summed over stages
     blocked: seconds that nothing computed because the blocks for the next step were still being freed
     swaps, moves, swapped_tokens: transfers, contiguous copies and KV tokens in them, by direction
@@ -49,6 +53,7 @@ class Outcome(msgspec.Struct):
     records: list[JobRecord]
     seconds: float = 0.0
     iterations: int = 0
+    busy: float = 0.0
     computed_tokens: int = 0
     stalled: float = 0.0
     blocked: float = 0.0
@@ -83,15 +88,28 @@ class _Copied(NamedTuple):
     stage: int
 
 
-class Pipeline:
-    """overhead_s: seconds between a plan and its arrival at stage 0"""
+@cache
+def _prompt(tokens: int) -> list[int]:
+    """One list for all prompts of this length, whatever the number of pipelines: nobody changes it."""
+    return [TOKEN] * tokens
 
-    def __init__(self, config: Config, model: ModelProfile, overhead_s: float = 0.0) -> None:
+
+class Pipeline:
+    """`run` plays one workload. Several pipelines on one clock: each is told to `advance` to an arrival, one
+    of them is given it by `submit`, and in the end each has to `finish`.
+
+    overhead_s: seconds between a plan and its arrival at stage 0
+    ledger: what is to be remembered of jobs; default: everything
+    """
+
+    def __init__(
+        self, config: Config, model: ModelProfile, overhead_s: float = 0.0, ledger: Ledger | None = None
+    ) -> None:
         self._model = model
         self._stages = config.parallel.pipeline_stages
         self._overhead_s = overhead_s
         self._block_size = config.kv.block_size
-        self.ledger = Ledger()
+        self.ledger: Ledger = FullLedger() if ledger is None else ledger
         self.outcome = Outcome(self.ledger.records)
         capacity = config.kv.device_blocks * config.kv.block_size
         self.scheduler = Scheduler(config, self.ledger, Limits(max_model_len=capacity, capacity=capacity))
@@ -101,41 +119,44 @@ class Pipeline:
         self._free_at = [0.0] * self._stages
         self._events: list[_Reached | _Copied] = []
         self._order = 0
-        self._prompts: dict[int, list[int]] = {}
+        self._plan_due = INFINITY
         self._blocked_since: float | None = None
 
-    def run(self, requests: Sequence[Request]) -> Outcome:
+    def run(self, requests: Iterable[Request]) -> Outcome:
         """Until every request has ended. Requests are in the order of their arrival.
 
         Raises Stalled if a core leaves jobs waiting for nothing.
         """
-        now, position, count = 0.0, 0, len(requests)
+        for request in requests:
+            self.advance(request.arrival)
+            self.submit(request)
+        return self.finish()
+
+    @property
+    def next_event_at(self) -> float:
+        """Seconds on the virtual clock; infinity when there is nothing to do."""
+        return min(self._events[0].at, self._plan_due) if self._events else self._plan_due
+
+    def advance(self, until: float) -> None:
+        """Whatever happens before `until`, seconds; that instant itself is left open for arrivals."""
         events = self._events
-        while position < count or events:
-            upcoming = requests[position].arrival if position < count else float("inf")
-            now = min(events[0].at, upcoming) if events else upcoming
+        while (now := self.next_event_at) < until:
             # All that happens at one instant is known before the next plan is made.
-            while position < count and requests[position].arrival <= now:
-                self._submit(requests[position], now)
-                position += 1
             while events and events[0].at <= now:
                 self._handle(heapq.heappop(events))
+            self._plan_due = INFINITY
             self._plan(now)
-        self.outcome.seconds = now
-        self._check_end()
-        return self.outcome
+            self.outcome.seconds = now
 
-    # ------------------------------------------------------------ events
-
-    def _submit(self, request: Request, now: float) -> None:
-        record = self.ledger.arrived(request)
-        job_id = JobId(len(self.ledger.records) - 1)
-        prompt = self._prompts.setdefault(request.prompt, [TOKEN] * request.prompt)
+    def submit(self, request: Request) -> None:
+        """At its arrival, up to which the pipeline has been advanced."""
+        now = self._plan_due = request.arrival
+        job_id = self.ledger.arrived(request)
         refused = self.scheduler.submit(
             Submit(
                 job_id,
                 "simulator",
-                prompt,
+                _prompt(request.prompt),
                 request.output,
                 _GREEDY,
                 priority=request.priority,
@@ -146,7 +167,18 @@ class Pipeline:
             now,
         )
         if refused is not None:
-            record.refused = refused.reason
+            self.ledger.refused(job_id, refused.reason)
+
+    def finish(self) -> Outcome:
+        """No more arrivals: until every job has ended.
+
+        Raises Stalled if a core leaves jobs waiting for nothing.
+        """
+        self.advance(INFINITY)
+        self._check_end()
+        return self.outcome
+
+    # ------------------------------------------------------------ events
 
     def _handle(self, event: _Reached | _Copied) -> None:
         if isinstance(event, _Copied):
@@ -179,7 +211,7 @@ class Pipeline:
         if stalled:
             self.outcome.stalled += stalled
             for job in step.jobs:
-                self.ledger.records[job.job_id].stalled += stalled
+                self.ledger.stalled(job.job_id, stalled)
         drawn = [TOKEN for job in step.jobs if job.sampling is not None]
         result = StepResult(step.step_id, drawn, [flight.seconds] * stages, flight.waited)
         self.scheduler.complete(result, now)
@@ -214,6 +246,7 @@ class Pipeline:
         self.outcome.iterations += 1
         self.outcome.computed_tokens += load.prefill_tokens + load.decode_jobs
         seconds = self._model.stage_seconds(load, self._stages)
+        self.outcome.busy += seconds
         flight = _Flight(step, seconds, [0.0] * self._stages)
         if self._overhead_s:
             self._order += 1
@@ -222,18 +255,18 @@ class Pipeline:
             self._reach(flight, 0, now)
 
     def _note_moves(self, reply: PlanReply) -> None:
-        outcome, records = self.outcome, self.ledger.records
+        outcome = self.outcome
         for directive in reply.directives:
-            records[directive.job_id].swaps += 1
+            self.ledger.swapped(directive.job_id)
             outcome.swaps[directive.direction] += 1
             outcome.moves += len(directive.moves)
             outcome.swapped_tokens += directive.blocks * self._block_size
         for job_id in reply.dropped:
-            records[job_id].recomputes += 1
+            self.ledger.recomputed(job_id)
 
     def _check_end(self) -> None:
         """Every job has ended and no block is lost. Raises Stalled or the core's IntegrityError."""
-        open_jobs = sum(not record.finished and record.refused is None for record in self.ledger.records)
+        open_jobs = self.ledger.open_jobs
         if open_jobs or not self.kv.idle:
             raise Stalled(f"{open_jobs} jobs never ended; KV idle: {self.kv.idle}")
         self.kv.check()

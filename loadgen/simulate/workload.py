@@ -1,6 +1,6 @@
 """What is asked of the system: requests with arrival times and the lengths that only the simulator knows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -20,16 +20,25 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
 
 
-def requests(arrivals: npt.NDArray[np.float64], lengths: Lengths) -> list[Request]:
-    return [
-        Request(arrival, prompt, output)
-        for arrival, (prompt, output) in zip(arrivals.tolist(), lengths.tolist(), strict=True)
-    ]
+_CHUNK = 4096
+
+
+def requests(arrivals: npt.NDArray[np.float64], lengths: Lengths) -> Iterator[Request]:
+    """One after another: a million of them need not be in memory at once."""
+    for begin in range(0, len(arrivals), _CHUNK):
+        chunk = slice(begin, begin + _CHUNK)
+        for arrival, (prompt, output) in zip(arrivals[chunk].tolist(), lengths[chunk].tolist(), strict=True):
+            yield Request(arrival, prompt, output)
+
+
+def stream(sampler: Sampler, count: int, rate: float, cv: float, seed: int) -> Iterator[Request]:
+    """`count` requests at `rate` a second; the same seed gives the same requests at every rate."""
+    return requests(gamma(count, rate, cv, seed), sampler(count, seed))
 
 
 def synthetic(sampler: Sampler, count: int, rate: float, cv: float, seed: int) -> list[Request]:
-    """`count` requests at `rate` a second; the same seed gives the same requests at every rate."""
-    return requests(gamma(count, rate, cv, seed), sampler(count, seed))
+    """As `stream`, all at once."""
+    return list(stream(sampler, count, rate, cv, seed))
 
 
 def within(items: Sequence[Request], max_prompt: int, max_total: int) -> list[Request]:
