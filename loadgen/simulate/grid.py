@@ -55,7 +55,7 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """model, count (requests a run), seeds, starvation_s (None: the preset's): what all points have in common"""
+    """What all points have in common; count: requests a run; starvation_s: alpha, None: by preset."""
 
     model: str
     count: int

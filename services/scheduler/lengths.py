@@ -19,9 +19,10 @@ _BUCKETS = sorted({round(2 ** (step / 2)) for step in range(27)})
 class LengthDistribution:
     """Output lengths of finished jobs, tokens.
 
-    The Gittins index of a job with `attained` tokens is the smallest expected work per completion,
-    min over Δ of E[min(L - attained, Δ) | L > attained] / P(L - attained ≤ Δ | L > attained): serving the
-    smallest first minimises the mean time when only the distribution is known.
+    The Gittins index of a job with `attained` tokens is the smallest expected work per worth of what it
+    completes, given L > attained: min over Δ of E[min(L - attained, Δ)] / E[w(L); L - attained ≤ Δ]. Serving
+    the smallest first minimises the mean of w · time when only the distribution is known. A completion is
+    worth w(L) = 1/L, scaled to a mean of 1: what is minimised is latency per output token.
     """
 
     def __init__(self) -> None:
@@ -50,11 +51,13 @@ class LengthDistribution:
         return self._evaluate(0.0, prefill)
 
     def _evaluate(self, attained: float, first: float = 0.0) -> float:
-        left = self._sorted[self._sorted > attained] - attained
+        lengths = self._sorted[self._sorted > attained]
+        left = lengths - attained
         count = len(left)
         if count == 0:
             return float("inf")
         finished = np.arange(1, count + 1)
+        worth = np.cumsum(1 / lengths) / (1 / self._sorted).mean()
         # Stopping at Δ = left[k]: k + 1 jobs are done, the others have had Δ each.
         work = np.cumsum(left) + (count - finished) * left + first * count
-        return float((work / finished).min())
+        return float((work / worth).min())

@@ -13,13 +13,14 @@ from tests.cores import Cores, create_config, create_submit
 
 
 def reference_index(lengths: list[int], attained: int, first: float = 0.0) -> float:
-    """min over Δ of E[min(L - a, Δ)] / P(L - a ≤ Δ), given L > a, by the book."""
+    """min over Δ of E[min(L - a, Δ)] / E[w(L); L - a ≤ Δ], given L > a, by the book."""
     left = [length - attained for length in lengths if length > attained]
+    unit = sum(1 / length for length in lengths) / len(lengths)
     ratios: list[float] = []
     for delta in left:
         work = first + sum(min(rest, delta) for rest in left) / len(left)
-        done = sum(rest <= delta for rest in left) / len(left)
-        ratios.append(work / done)
+        worth = sum(1 / (attained + rest) for rest in left if rest <= delta) / unit / len(left)
+        ratios.append(work / worth)
     return min(ratios, default=float("inf"))
 
 
