@@ -21,6 +21,7 @@ MODEL = models.MODELS["opt-13b"]
 
 class Point(msgspec.Struct, frozen=True):
     """One run. mean, p95: latency per output token, seconds; swap_share: stalls ÷ latency
+    tbt_p99: between two tokens of a job, seconds
 
     value: of what is varied
     """
@@ -34,6 +35,7 @@ class Point(msgspec.Struct, frozen=True):
     p95: float
     swap_share: float
     recomputes: int
+    tbt_p99: float = 0.0
 
 
 def studies(count: int, seed: int) -> Iterator[Point]:
@@ -43,6 +45,7 @@ def studies(count: int, seed: int) -> Iterator[Point]:
     yield from stages(count, seed)
     yield from starvation(count, seed)
     yield from alike(count, seed)
+    yield from parts(count, seed)
 
 
 def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
@@ -58,12 +61,15 @@ def lengths_ratio(count: int, seed: int) -> Iterator[Point]:
 
 
 def swapping(count: int, seed: int) -> Iterator[Point]:
-    """Every mode that the KV-cache manager has, at the paper's rates."""
+    """Every mode that the KV-cache manager has, at the paper's rates. With the artifact's alpha the schedule
+    swaps far more than with the default's, so that the modes differ.
+    """
     for rate in (1.0, 1.5, 2.0, 3.0):
         requests = synthetic(lengths.named("sharegpt"), count, rate, 1.0, seed)
         for mode in swap_modes():
-            scenario = Scenario(MODEL, swap_mode=mode)
-            yield _point("swap mode", mode, scenario, rate, requests)
+            yield _point("swap mode", mode, Scenario(MODEL, swap_mode=mode), rate, requests)
+            often = Scenario(MODEL, preset="paper-v3", starvation_s=3.0, swap_mode=mode)
+            yield _point("swap mode, alpha 3 s", mode, often, rate, requests)
 
 
 def burstiness(count: int, seed: int) -> Iterator[Point]:
@@ -107,10 +113,24 @@ def alike(count: int, seed: int) -> Iterator[Point]:
             yield _point("lengths", name, scenario, rate, requests)
 
 
+def parts(count: int, seed: int) -> Iterator[Point]:
+    """Chunked prefill: prompts of 500 tokens in the mean, computed whole or beside the decodes of others."""
+    shape = lengths.fitted(lengths.LOGNORMAL, (500.0, 200.0))
+    for load in (0.7, 1.2):
+        rate = load / work(MODEL, 500.0, 200.0)
+        requests = synthetic(shape.sample, count, rate, 1.0, seed)
+        for policy in ("fcfs", "skip-join"):
+            yield _point("prefill", "whole", Scenario(MODEL, policy), rate, requests)
+            for tokens in (512, 256):
+                scenario = Scenario(MODEL, policy, batch_tokens=tokens, chunked=True)
+                yield _point("prefill", f"parts of {tokens}", scenario, rate, requests)
+
+
 def _point(study: str, value: str, scenario: Scenario, rate: float, requests: list[Request]) -> Point:
     summary = summarise(scenario.run(requests), SLO_S)
     each = summary.latency_per_token
     return Point(
         study, value, scenario.policy, scenario.swap_mode, round(rate, 3), round(each.mean, 4),
         round(each.p95, 4), round(summary.swap_share, 4), summary.recomputes,
+        round(summary.tbt.p99, 4),
     )  # fmt: skip

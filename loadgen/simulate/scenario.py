@@ -16,6 +16,7 @@ class Scenario(msgspec.Struct, frozen=True):
     """model: costs and memory; stages: None: as many as the model was published with
     policy, preset, swap_mode, batch, block_size: as in the configuration tree
     starvation_s: alpha in seconds; None: the preset's
+    batch_tokens, chunked: tokens in one iteration, and whether prompts are computed in parts to keep to it
     overhead_s: seconds an iteration spends outside the stages
     """
 
@@ -27,6 +28,8 @@ class Scenario(msgspec.Struct, frozen=True):
     batch: int = 16
     block_size: int = 16
     starvation_s: float | None = None
+    batch_tokens: int = SchedulerConfig().max_batch_tokens
+    chunked: bool = False
     overhead_s: float = 0.0
 
     def config(self) -> Config:
@@ -39,6 +42,8 @@ class Scenario(msgspec.Struct, frozen=True):
                     "policy": self.policy,
                     "preset": self.preset,
                     "max_batch_size": self.batch,
+                    "max_batch_tokens": self.batch_tokens,
+                    "chunked_prefill": self.chunked,
                     "starvation_s": self.starvation_s,
                 },
                 "kv": {
