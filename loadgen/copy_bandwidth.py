@@ -2,9 +2,9 @@
 
     python -m loadgen.copy_bandwidth [--repeat 7] [--threads 1 2]        about two minutes
 
-Plans of four swaps, 32 blocks each, go through the stage's copier until a tier of 64 MiB or more (beyond the
-caches) has been copied. The blocks lie in groups of 1 to 32 at random places. GB/s, the best of the repetitions,
-which alternate; each cell: one move per group / one move per block.
+Plans of four swaps, 32 blocks each, go through the stage's copier until a tier of 64 MiB or more (beyond
+the caches) has been copied. The blocks lie in groups of 1 to 32 at random places. GB/s, the best of the
+repetitions, which alternate; each cell: one move per group / one move per block.
 
 memcpy: one copy of the whole tier by one thread
 
@@ -49,7 +49,9 @@ def main() -> None:
         for threads in options.threads:
             for direction in Direction:
                 cells = [
-                    " / ".join(f"{rate:.1f}" for rate in _rates(tiers, threads, direction, group, options.repeat))
+                    " / ".join(
+                        f"{rate:.1f}" for rate in _rates(tiers, threads, direction, group, options.repeat)
+                    )
                     for group in _GROUPS
                 ]
                 limit = tiers.host.nbytes / _best(options.repeat, [lambda t=tiers: t.host.copy_(t.device)])[0]
@@ -62,12 +64,10 @@ def main() -> None:
 def _tiers(shape: BlockShape) -> Tiers:
     plans = max(1, -(-_TIER_BYTES // (shape.bytes * _PLAN_BLOCKS)))
     dims = (plans * _PLAN_BLOCKS, *shape.dims)
-    return Tiers(torch.zeros(dims), torch.zeros(dims), shape.bytes)
+    return Tiers(torch.ones(dims), torch.ones(dims), shape.bytes)  # zeros might share one page
 
 
-def _rates(
-    tiers: Tiers, threads: int, direction: Direction, group: int, repeat: int
-) -> tuple[float, float]:
+def _rates(tiers: Tiers, threads: int, direction: Direction, group: int, repeat: int) -> tuple[float, float]:
     """GB/s with one move per group, and with one per block."""
     copier = Copier(tiers, threads, lambda _: None, lambda *_: None)
     moves = _scattered(len(tiers.device), group)
@@ -115,7 +115,9 @@ def _print_price_of_a_move(repeat: int) -> None:
             target.copy_(tiers.device[move.src : move.src + move.count])
 
     ours, theirs = _best(repeat, [lambda: engine.copy(directive, None), slices])
-    print(f"\none move: {ours / len(moves) * 1e6:.2f} µs; by tensor slices {theirs / len(moves) * 1e6:.2f} µs")
+    print(
+        f"\none move: {ours / len(moves) * 1e6:.2f} µs; by tensor slices {theirs / len(moves) * 1e6:.2f} µs"
+    )
 
 
 def _best(repeat: int, calls: Sequence[Callable[[], object]]) -> list[float]:

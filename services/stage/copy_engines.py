@@ -25,8 +25,10 @@ def engine_for(tiers: Tiers) -> CopyEngine:
 
 
 class _CpuEngine:
-    """memmove by address, which lets other threads run meanwhile. Slicing and copying tensors does the same at
-    two to three times the price per move (`python -m loadgen.copy_bandwidth`).
+    """memmove by address, which lets other threads run meanwhile.
+
+    Slicing tensors and copying the slices takes five times as long per move, the bytes aside
+    (`python -m loadgen.copy_bandwidth`).
     """
 
     def __init__(self, tiers: Tiers) -> None:
