@@ -83,8 +83,8 @@ def _host_tensor(dims: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor
         except RuntimeError as error:
             size = torch.Size(dims).numel() * dtype.itemsize / _GIB
             log.warning(
-                "the host KV tier of %.2f GiB is pageable, copies to and from it will be slower: pinning "
-                "failed (%s); raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) or lower kv.host_blocks",
+                "the host KV tier of %.2f GiB is pageable, its copies will be slower: pinning failed (%s); "
+                "raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) or lower kv.host_blocks",
                 size,
                 error,
             )
