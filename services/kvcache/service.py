@@ -90,17 +90,17 @@ class KVCacheService(Service):
             return
         if delivery.epoch > self.bus.epoch:
             self._begin_epoch(delivery)
-        started = time.perf_counter()
         try:
             if self.clock.now() - self._checked >= CHECK_EVERY_S:
                 self._check_integrity()
+            started = time.perf_counter()
             reply = self._core.plan(request)
+            seconds = time.perf_counter() - started
             if not request.candidates and self._core.idle:
                 self._check_integrity()
         except IntegrityError as error:
             await self._start_over(error, delivery)
             return
-        seconds = time.perf_counter() - started
         self._plan_seconds.observe(seconds)
         self._dropped.inc(len(reply.dropped))
         await self.bus.reply(delivery, reply)

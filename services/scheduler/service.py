@@ -2,8 +2,8 @@
 
     submit, abort, result, kv_changed, cost_model ──> inbox ──wake──> drive: plan ─> kvcache ─> stage 0
 
-A new epoch begins at start, when a stage or the KV-cache manager was restarted, when the manager lost track of
-its blocks, and when a step is lost.
+A new epoch begins at start, when a stage or the KV-cache manager was restarted, when that manager finds its
+blocks in disorder, and when a step is lost.
 Everyone drops messages of older epochs; every unfinished job is recomputed from its tokens.
 """
 
