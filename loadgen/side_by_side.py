@@ -1,9 +1,8 @@
-"""Prints what preemption and swapping are worth here, each against its alternative in one run.
+"""Prints what preemption is worth here against its alternative, and what an iteration costs beside the model.
 
-    python -m loadgen.side_by_side            about 6 minutes on two cores
+    python -m loadgen.side_by_side            about 3 minutes on two cores
 
 preemption: one long answer runs in a batch of one, short requests arrive one after another
-swapping: 16 requests at once whose KV fits 5 of them, against a pool where all fit
 iteration: the share of wall time that is the model's own compute, at batch 1 and 16
 """
 
@@ -30,18 +29,6 @@ def main() -> None:
             short_beside_long, f"scheduler.policy={policy}", "scheduler.max_batch_size=1"
         )
         print(f"| {policy} | {alone:.2f} | {beside:.2f} | {long:.1f} |", flush=True)
-
-    print("\n### 16 requests at once, 48 tokens each: KV for all, or for 5\n")
-    print("| pool | mode | time, s | swapped out, blocks | swap stall, % of time | recomputed jobs |")
-    print("|---|---|---|---|---|---|")
-    for pool, mode in ((256, "proactive"), (32, "proactive"), (32, "reactive"), (32, "recompute")):
-        seconds, delta = run(sixteen_at_once, f"kv.device_blocks={pool}", f"kv.swap_mode={mode}")
-        stall = 100 * delta['skipjoin_swap_stall_seconds_total{stage="0"}'] / seconds
-        print(
-            f"| {pool} blocks | {mode} | {seconds:.1f} | {delta['skipjoin_swap_out_blocks_total']:.0f} "
-            f"| {stall:.2f} | {delta['skipjoin_kv_dropped_jobs_total']:.0f} |",
-            flush=True,
-        )
 
     print("\n### Wall time of an iteration and the stage's compute in it\n")
     print("| requests at once | iteration, ms | compute, ms | everything else |\n|---|---|---|---|")
@@ -71,14 +58,6 @@ async def short_beside_long(http: httpx.AsyncClient) -> tuple[float, float, floa
         beside.append(await complete(http, 8))
         await asyncio.sleep(1.0)  # the think time of the one user who sends shorts
     return alone, sum(beside) / len(beside), await long
-
-
-async def sixteen_at_once(http: httpx.AsyncClient) -> tuple[float, dict[str, float]]:
-    before, began = await metrics(http), time.perf_counter()
-    await asyncio.gather(*(complete(http, 48, f"Story {index}. " + PROMPT * 2) for index in range(16)))
-    seconds = time.perf_counter() - began
-    after = await metrics(http)
-    return seconds, {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 async def iterations(http: httpx.AsyncClient) -> list[tuple[int, float, float]]:

@@ -10,6 +10,7 @@ from shared.messages import (
     Direction,
     Directive,
     KVChanged,
+    KVLost,
     PlanReply,
     PlanRequest,
     StaleEpoch,
@@ -17,10 +18,14 @@ from shared.messages import (
 )
 from shared.service import Service
 
+CHECK_EVERY_S = 10.0
+"""The integrity check walks over all blocks: always when nothing is under way, and this often when busy."""
+
 
 class KVCacheService(Service):
     def __init__(self, config: Config) -> None:
         super().__init__(config, "kvcache")
+        self._checked = self.clock.now()
         self._copies = config.parallel.pipeline_stages * config.parallel.tensor_parallel
         self._core = KVCache(config.kv, self._copies)
         self._slowest: dict[TransferId, float] = {}  # of the stages that have acknowledged so far
@@ -33,6 +38,9 @@ class KVCacheService(Service):
         }
         self._bytes = self.registry.counter(
             "skipjoin_swap_bytes", "Bytes copied between the tiers, all stages.", ["direction"]
+        )
+        self._seconds = self.registry.counter(
+            "skipjoin_swap_seconds", "Time that copies of these bytes took, one by one.", ["direction"]
         )
         self._dropped = self.registry.counter(
             "skipjoin_kv_dropped_jobs", "Jobs whose KV was given up and is recomputed."
@@ -82,20 +90,29 @@ class KVCacheService(Service):
             return
         if delivery.epoch > self.bus.epoch:
             self._begin_epoch(delivery)
-        started = time.perf_counter()
-        reply = self._core.plan(request)
-        seconds = time.perf_counter() - started
+        try:
+            if self.clock.now() - self._checked >= CHECK_EVERY_S:
+                self._check_integrity()
+            started = time.perf_counter()
+            reply = self._core.plan(request)
+            seconds = time.perf_counter() - started
+            if not request.candidates and self._core.idle:
+                self._check_integrity()
+        except IntegrityError as error:
+            await self._start_over(error, delivery)
+            return
         self._plan_seconds.observe(seconds)
         self._dropped.inc(len(reply.dropped))
         await self.bus.reply(delivery, reply)
         self._report_placed(request, reply, seconds)
-        if not request.candidates and self._core.idle:
-            self._check_integrity()
 
     def _begin_epoch(self, delivery: Delivery) -> None:
         """Whatever was held or moving belongs to steps that nobody waits for any more."""
         self.log.info("epoch %d begins", delivery.epoch)
         self.bus.epoch = delivery.epoch
+        self._forget()
+
+    def _forget(self) -> None:
         self._core = KVCache(self.config.kv, self._copies)
         self._slowest.clear()
 
@@ -107,6 +124,7 @@ class KVCacheService(Service):
             trace = self._core.trace_of_transfer(done.transfer_id)
             directive = self._core.transfer_done(done.transfer_id, message.stage, message.rank)
             self._bytes.labels(done.direction).inc(done.bytes)
+            self._seconds.labels(done.direction).inc(done.seconds)
             if directive is not None:
                 changed = True
                 self._report_transfer(directive, trace, self._slowest.pop(done.transfer_id))
@@ -131,12 +149,16 @@ class KVCacheService(Service):
                 self.tracing.past("allocate", candidate.trace, seconds, time.time_ns(), blocks=blocks)
 
     def _check_integrity(self) -> None:
-        try:
-            self._core.check()
-        except IntegrityError as error:
-            self._violations.inc()
-            self.log.critical("%s", error)
-            raise
+        """Raises IntegrityError."""
+        self._checked = self.clock.now()
+        self._core.check()
+
+    async def _start_over(self, error: IntegrityError, delivery: Delivery) -> None:
+        """Nothing that the core says can be trusted: the scheduler recomputes every job in a new epoch."""
+        self._violations.inc()
+        self.log.critical("KV blocks are in disorder, all jobs are recomputed: %s", error)
+        self._forget()
+        await self.bus.reply(delivery, KVLost(str(error)))
 
     def update_metrics(self) -> None:
         for tier, states in self._core.occupancy().items():

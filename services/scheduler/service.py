@@ -2,7 +2,8 @@
 
     submit, abort, result, kv_changed, cost_model ──> inbox ──wake──> drive: plan ─> kvcache ─> stage 0
 
-A new epoch begins at start, when a stage or the KV-cache manager was restarted, and when a step is lost.
+A new epoch begins at start, when a stage or the KV-cache manager was restarted, when that manager finds its
+blocks in disorder, and when a step is lost.
 Everyone drops messages of older epochs; every unfinished job is recomputed from its tokens.
 """
 
@@ -24,6 +25,7 @@ from shared.messages import (
     Hello,
     JobTokens,
     KVChanged,
+    KVLost,
     PlanReply,
     PlanRequest,
     Refused,
@@ -234,6 +236,11 @@ class SchedulerService(Service):
             case StaleEpoch(newest):
                 if self.bus.epoch == epoch:
                     raise Superseded(f"epoch {epoch} was superseded by {newest}")
+                return None
+            case KVLost(reason):
+                self.log.error("the KV-cache manager starts over: %s", reason)
+                if self.bus.epoch == epoch:
+                    self._begin_epoch("lost KV")
                 return None
             case other:
                 raise SkipjoinError(f"the KV-cache manager answered a plan with {type(other).__name__}")

@@ -43,7 +43,7 @@ class StageRunner:
     """Stage number `stage` of `config.parallel.pipeline_stages`, on this process's device.
 
     All calls but `start_transfers` come from one thread, the compute thread; the callbacks are called from
-    copy threads.
+    it and from copy threads.
 
     block_bytes: KV bytes of one block on this stage
     hardware: name of the accelerator, empty on a CPU

@@ -54,9 +54,6 @@ class StageService(Service):
         self._stall_seconds = self.registry.counter(
             "skipjoin_swap_stall_seconds", "Time that iterations were blocked on swap-ins.", labels
         ).labels(index)
-        self._copy_seconds = self.registry.counter(
-            "skipjoin_copy_seconds", "Time spent copying KV blocks.", [*labels, "direction"]
-        )
         self._tokens = self.registry.counter(
             "skipjoin_computed_tokens", "Tokens computed, by kind of work.", [*labels, "kind"]
         )
@@ -219,6 +216,5 @@ class StageService(Service):
             for item in done:
                 if isinstance(item, Exception):
                     raise item
-                self._copy_seconds.labels(self._index, item.direction.value).inc(item.seconds)
                 finished.append(item)
             await self.bus.publish(self.bus.subjects.transfer_done, TransferDone(self._index, finished))

@@ -81,7 +81,13 @@ def _host_tensor(dims: tuple[int, ...], dtype: torch.dtype, pin: bool) -> Tensor
         try:
             return torch.zeros(dims, dtype=dtype, pin_memory=True)
         except RuntimeError as error:
-            log.warning("host KV tier is pageable, copies will be slower: pinning failed (%s)", error)
+            size = torch.Size(dims).numel() * dtype.itemsize / _GIB
+            log.warning(
+                "the host KV tier of %.2f GiB is pageable, its copies will be slower: pinning failed (%s); "
+                "raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) or lower kv.host_blocks",
+                size,
+                error,
+            )
     return torch.zeros(dims, dtype=dtype)
 
 

@@ -17,6 +17,7 @@ from shared.messages.kv import (
     Grant,
     Holder,
     KVChanged,
+    KVLost,
     Move,
     PlanReply,
     PlanRequest,
@@ -79,6 +80,7 @@ __all__ = [
     "JobEventKind",
     "JobTokens",
     "KVChanged",
+    "KVLost",
     "Limits",
     "Message",
     "MetricFamily",
@@ -108,7 +110,7 @@ __all__ = [
 
 Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
-    | PlanRequest | PlanReply | KVChanged | StaleEpoch
+    | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | CostModel | Hello | Progress | CollectMetrics | Metrics
 )  # fmt: skip

@@ -112,3 +112,12 @@ class StaleEpoch(Message, frozen=True):
     """The answer to a request of an older epoch: the sender was superseded and must stop."""
 
     newest: Epoch
+
+
+class KVLost(Message, frozen=True):
+    """The answer to a plan request when the manager no longer knows which block is whose.
+
+    Asks for a new epoch, in which every job is recomputed.
+    """
+
+    reason: str

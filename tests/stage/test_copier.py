@@ -125,6 +125,34 @@ def test_wait_blocks_until_the_copy_is_complete(harness: Callable[..., Harness])
     assert h.copier.wait([TransferId(1)]) < 1.0  # done: returns at once
 
 
+def test_who_waits_for_a_copy_that_has_not_begun_does_it(harness: Callable[..., Harness]) -> None:
+    h = harness(threads=1)
+    h.hold(1)
+    h.copier.start([swap(1, OUT, (5, 2, 1)), swap(2, OUT, (6, 3, 1)), swap(3, IN, (9, 15, 2))])
+    h.entered.get(timeout=TIMEOUT)  # the only copy thread is busy
+    assert h.copier.wait([TransferId(2)]) > 0
+    assert h.host(3) == 6.0
+    with pytest.raises(CopyFailed, match="transfer 3 failed"):
+        h.copier.wait([TransferId(3)])
+    assert h.errors.get(timeout=TIMEOUT)[0] == 3
+    h.let_go(1)
+    h.copier.start([swap(4, OUT, (7, 4, 1))])
+    h.copier.wait([TransferId(1), TransferId(4)])
+    assert sorted(h.copied) == [1, 2, 4]  # the copy thread met 2 and 3 and left them alone
+
+
+def test_who_waits_does_not_overtake_what_writes_its_source(harness: Callable[..., Harness]) -> None:
+    h = harness(threads=1)
+    h.hold(1)
+    h.copier.start([swap(1, OUT, (5, 2, 1)), swap(2, IN, (2, 6, 1))])
+    h.entered.get(timeout=TIMEOUT)
+    waiter = threading.Thread(target=h.copier.wait, args=([TransferId(2)],))
+    waiter.start()
+    h.let_go(1)
+    waiter.join(TIMEOUT)
+    assert h.copied == [1, 2] and h.device(6) == 5.0
+
+
 def test_failing_copy_is_reported_and_nobody_reads_its_blocks(harness: Callable[..., Harness]) -> None:
     h = harness()
     h.hold(1)

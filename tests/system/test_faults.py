@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from services.kvcache.core import KVCache
 from services.kvcache.service import KVCacheService
 from services.scheduler.service import SchedulerService
 from services.stage.service import StageService
@@ -83,6 +85,46 @@ async def test_streams_survive_a_restarted_service(
         texts = await stream_while(app, replace)
         assert_texts(reference, texts)
         await app.settled()
+
+
+def corrupt(app: Application, disorder: Callable[[KVCache], None]) -> None:
+    """Behind the manager's back, and the next plan looks for it."""
+    disorder(app.kvcache._core)
+    app.kvcache._checked = -math.inf
+
+
+def lose_blocks(core: KVCache) -> None:
+    core.device.allocate(2)
+
+
+def lose_host_blocks(core: KVCache) -> None:
+    core.host.allocate(2)
+
+
+def share_a_block(core: KVCache) -> None:
+    """Two jobs write to it from the next plan on, if that is granted."""
+    one, other = [job for job in core._jobs.values() if job.device][:2]
+    one.device[-1] = other.device[-1]
+    one.table = one.table[:-4] + other.table[-4:]
+
+
+@pytest.mark.parametrize("disorder", [lose_blocks, lose_host_blocks, share_a_block])
+async def test_streams_survive_blocks_in_disorder(
+    reference: Reference, caplog: pytest.LogCaptureFixture, disorder: Callable[[KVCache], None]
+) -> None:
+    async with Application(kv={"device_blocks": 24, "host_blocks": 64}) as app, asyncio.timeout(90):
+
+        async def break_it(app: Application) -> None:
+            corrupt(app, disorder)
+
+        texts = await stream_while(app, break_it)
+        assert_texts(reference, texts)
+        metrics = await app.settled()
+        assert metrics["skipjoin_kv_integrity_violations_total"] == 1
+        assert metrics['skipjoin_epochs_total{cause="lost KV"}'] == 1
+        assert metrics['skipjoin_kv_blocks{state="free",tier="device"}'] == 24
+    (violation,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "all jobs are recomputed" in violation and "tier: blocks" in violation
 
 
 async def restart_nats(app: Application) -> None:
