@@ -94,6 +94,10 @@ async def test_sixty_four_clients_in_a_pool_for_four(reference: Reference) -> No
         assert len(tight[client.marker]) == TOKENS or not client.stays
 
     assert metrics["skipjoin_swap_in_blocks_total"] > 0
+    for direction in ("out", "in"):
+        moved = metrics[f"skipjoin_swap_{direction}_blocks_total"]
+        assert metrics[f'skipjoin_swap_bytes_total{{direction="{direction}"}}'] == moved * 720 * 1024
+        assert metrics[f'skipjoin_swap_seconds_total{{direction="{direction}"}}'] > 0
     assert metrics["skipjoin_kv_dropped_jobs_total"] > 0  # the host was full, too
     assert metrics["skipjoin_kv_integrity_violations_total"] == 0
     assert metrics["skipjoin_open_requests"] == 0
