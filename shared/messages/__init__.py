@@ -11,9 +11,11 @@ from shared.costmodel import CostModel
 from shared.ids import Epoch
 from shared.messages.base import Message, Part
 from shared.messages.kv import (
+    HASH_BYTES,
     Candidate,
     Direction,
     Directive,
+    Ended,
     Grant,
     Holder,
     KVChanged,
@@ -61,6 +63,7 @@ from shared.messages.steps import (
 )
 
 __all__ = [
+    "HASH_BYTES",
     "Abort",
     "Accepted",
     "Body",
@@ -68,6 +71,7 @@ __all__ = [
     "CollectMetrics",
     "Direction",
     "Directive",
+    "Ended",
     "Envelope",
     "Explain",
     "Explanation",
