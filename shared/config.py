@@ -124,6 +124,9 @@ class KVConfig(Section, frozen=True):
         again) or defer (new jobs wait until others end)
     reserve_blocks: device blocks kept free for arrivals (proactive); more if recent arrivals took more
     reuse: host copies of jobs that came back are kept while there is room, and need not be written again
+    prefix_reuse: full blocks of ended jobs stay on the host while there is room, and jobs that begin with the
+        same tokens bring them in instead of computing them (with proactive and reactive)
+    prefix_blocks: most host blocks that are used so; default: half of host_blocks
     copy_threads: copy workers per stage
     """
 
@@ -133,7 +136,16 @@ class KVConfig(Section, frozen=True):
     swap_mode: Literal["proactive", "reactive", "recompute", "defer"] = "proactive"
     reserve_blocks: NonNegative = 8
     reuse: bool = True
+    prefix_reuse: bool = True
+    prefix_blocks: NonNegative | None = None
     copy_threads: Positive = 2
+
+    @property
+    def prefix_capacity(self) -> int:
+        """Most host blocks that hold prefixes of ended jobs; 0 when none are kept."""
+        if not self.prefix_reuse or self.swap_mode not in ("proactive", "reactive"):
+            return 0
+        return self.host_blocks // 2 if self.prefix_blocks is None else self.prefix_blocks
 
 
 class ParallelConfig(Section, frozen=True):

@@ -24,6 +24,7 @@ from shared.messages import (
     StepResult,
     Submit,
 )
+from tests.kv_contents import KVContents
 
 PER_TOKEN = CostModel(
     prefill_a=0.0, prefill_b=0.1, prefill_c=0.0, decode_a=1.0, decode_b=0.0, decode_c=0.0, samples=1
@@ -36,12 +37,18 @@ def create_config(**sections: dict[str, object]) -> Config:
 
 
 def create_submit(
-    job_id: int, *, prompt: int = 10, max_tokens: int = 2, stop: list[int] | None = None, **fields: object
+    job_id: int,
+    *,
+    prompt: int | list[int] = 10,
+    max_tokens: int = 2,
+    stop: list[int] | None = None,
+    **fields: object,
 ) -> Submit:
+    """prompt: its tokens, or how many"""
     return Submit(
         JobId(job_id),
         "gateway",
-        list(range(prompt)),
+        list(range(prompt)) if isinstance(prompt, int) else prompt,
         max_tokens,
         Sampling(temperature=0.0),
         stop or [],
@@ -72,9 +79,11 @@ class Recorder:
 
 
 class Cores:
-    """One pipeline of pure cores."""
+    """One pipeline of pure cores. watched: what the blocks hold is followed, too (costs O(context) a step)"""
 
-    def __init__(self, config: Config, cost: CostModel = PER_TOKEN, copies: int = 1) -> None:
+    def __init__(
+        self, config: Config, cost: CostModel = PER_TOKEN, copies: int = 1, *, watched: bool = False
+    ) -> None:
         self.clock = VirtualClock()
         self.recorder = Recorder()
         capacity = config.kv.device_blocks * config.kv.block_size
@@ -84,11 +93,14 @@ class Cores:
         self.copies = copies
         self.in_flight: list[StepPlan] = []
         self.moving: list[Directive] = []
+        self.contents = KVContents(config.kv.block_size) if watched else None
+        self.prompts: dict[JobId, list[int]] = {}
         self.received: dict[JobId, list[int]] = {}
         self.next_token: Callable[[JobId, int], int] = lambda job_id, position: 1000 + position
 
     def submit(self, *submits: Submit) -> None:
         for submit in submits:
+            self.prompts[submit.job_id] = submit.prompt + submit.output
             assert self.scheduler.submit(submit, None, self.clock.now()) is None
 
     def plan(self) -> bool:
@@ -100,6 +112,8 @@ class Cores:
         if step is None:
             return False
         self.moving += step.directives
+        for directive in step.directives if self.contents else ():
+            self.contents.begin(directive)
         if step.jobs:
             self.in_flight.append(step)
         self.check()
@@ -128,6 +142,9 @@ class Cores:
         step = self.in_flight.pop(index)
         for transfer_id in step.waits:
             self.finish_transfer(transfer_id)
+        for job in step.jobs if self.contents else ():
+            tokens = self.prompts[job.job_id] + self.received.get(job.job_id, [])
+            self.contents.compute(job, tokens, failed=error is not None)
         seconds = self.scheduler.cost.seconds(step.load())
         self.clock.advance(seconds)
         drawing = [] if error else [job for job in step.jobs if job.sampling is not None]
@@ -145,6 +162,8 @@ class Cores:
     def finish_transfer(self, transfer_id: int) -> None:
         for directive in [d for d in self.moving if d.transfer_id == transfer_id]:
             self.moving.remove(directive)
+            if self.contents:
+                self.contents.finish(directive)
             for copy in range(self.copies):
                 self.kv.transfer_done(directive.transfer_id, copy, 0)
             self.check()
@@ -176,13 +195,15 @@ class Cores:
         self.settle()
 
     def settle(self) -> None:
-        """Let everything under way finish; then no block is held."""
-        self.finish_all_transfers()
+        """Let everything under way finish; then no job holds a block."""
         self.plan()
+        while self.moving:
+            self.finish_all_transfers()
+            self.plan()
         self.kv.check()
         occupancy = self.kv.occupancy()
         assert occupancy["device"]["free"] == self.kv.device.total
-        assert occupancy["host"]["free"] == self.kv.host.total
+        assert occupancy["host"]["free"] + self.kv.cached_blocks == self.kv.host.total
 
     def completion_times(self) -> list[float]:
         return [self.recorder.ends[job_id][1] for job_id in sorted(self.recorder.ends)]

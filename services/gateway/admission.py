@@ -172,6 +172,7 @@ class Admission:
             tenant=request.user or "",
             min_tokens=min_tokens,
             barred_token_ids=barred,
+            cache_salt=request.cache_salt or "",
         )
         replace = msgspec.structs.replace
         jobs: list[Job] = []

@@ -20,12 +20,19 @@ FinishText = Literal["stop", "length"]
 _encode = msgspec.json.encode
 
 
+class PromptTokensDetails(BaseModel):
+    """cached_tokens: those whose computation an earlier request had done already"""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts; the stop token is a completion token."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class AssistantMessage(BaseModel):

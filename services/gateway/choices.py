@@ -17,6 +17,7 @@ class Choices:
 
     def __init__(self, generations: Sequence[Generation], n: int) -> None:
         self._generations = generations
+        self._n = n
         self.prompt_tokens = sum(each.prompt_tokens for each in generations[::n])
 
     def __len__(self) -> int:
@@ -25,6 +26,11 @@ class Choices:
     @property
     def completion_tokens(self) -> int:
         return sum(each.completion_tokens for each in self._generations)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of `prompt_tokens`, those not computed: as far as each prompt's first answer knows."""
+        return sum(each.cached_tokens for each in self._generations[:: self._n])
 
     @property
     def detokenize_s(self) -> float:

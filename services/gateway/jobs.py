@@ -48,6 +48,7 @@ class OpenJob:
         self.output: list[int] = list(submit.output)
         self.taken = len(self.output)
         self._logprobs: list[TokenLogprobs] = []
+        self._cached = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.accepted_by: Server | None = None
@@ -62,7 +63,9 @@ class OpenJob:
         start, self.taken = self.taken, len(self.output)
         # They are handed on once; the tokens stay, for a resubmission.
         logprobs, self._logprobs = self._logprobs, []
-        return JobTokens(self.submit.job_id, start, self.output[start:], self.finish, self.error, logprobs)
+        return JobTokens(
+            self.submit.job_id, start, self.output[start:], self.finish, self.error, logprobs, self._cached
+        )
 
     def take(self, item: JobTokens) -> None:
         """Append what is new in `item`; a gap before it makes the job stale."""
@@ -79,6 +82,7 @@ class OpenJob:
             return
         self.output += item.tokens[known:]
         self._logprobs += item.logprobs[known:]
+        self._cached = item.cached
         self.finish = item.finish
         self.held = item.finish is None
         self._news.set()

@@ -82,6 +82,13 @@ class GenerationRequest(Strict):
         None, ge=-100, le=100, description="lower runs first, default 0; classes are strict"
     )
 
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        description="computed prompts are reused among requests with the same salt (default: those without)",
+    )
+
     @model_validator(mode="after")
     def _options_need_stream(self) -> "GenerationRequest":
         if self.stream_options is not None and not self.stream:

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.answers import Answer, Usage
+from services.gateway.answers import Answer, PromptTokensDetails, Usage
 from services.gateway.choices import Choices
 from services.gateway.refusals import ClientGone, describe
 from services.gateway.streaming import Piece
@@ -90,7 +90,12 @@ def joined(pieces: list[Piece]) -> Piece:
 
 def usage_of(choices: Choices) -> Usage:
     prompt, completion = choices.prompt_tokens, choices.completion_tokens
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=choices.cached_tokens),
+    )
 
 
 @asynccontextmanager

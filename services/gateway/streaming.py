@@ -31,6 +31,7 @@ class Piece(NamedTuple):
 class Generation:
     """One job's answer.
 
+    cached_tokens: of the prompt, those that were not computed; known with the first token
     completion_tokens: generated so far; the stop token counts, as do the tokens of a stop string
     detokenize_s: seconds of computing spent here
     finish: why it ended, None before that
@@ -46,6 +47,7 @@ class Generation:
         self._echo = job.echo
         self.finish: str | None = None
         self.prompt_tokens = len(job.submit.prompt)
+        self.cached_tokens = 0
         self.completion_tokens = 0
         self.detokenize_s = 0.0
 
@@ -64,6 +66,8 @@ class Generation:
                     return
 
     def _piece(self, item: JobTokens) -> Piece:
+        if not self.completion_tokens:  # later on, the job may have been computed anew
+            self.cached_tokens = min(item.cached, self.prompt_tokens)
         # Token by token, also where several wait: a stop string must end the answer at the same token
         # whatever the timing was.
         texts: list[str] = []

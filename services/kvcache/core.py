@@ -3,23 +3,19 @@
 Pure: no I/O and no clock. One instance lives for one scheduler epoch; a new epoch starts with a new one.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
-
+from services.kvcache import accounts
 from services.kvcache.host import HostTier
 from services.kvcache.jobs import JobKV, Residence
+from services.kvcache.keeping import keep
 from services.kvcache.planning import PlanInProgress
 from services.kvcache.pool import BlockPool
+from services.kvcache.prefixes import CachedBlock
 from services.kvcache.reserve import Reserve
 from services.kvcache.transfers import Transfers
+from services.kvcache.victims import later_than, victims
 from shared.config import KVConfig
-from shared.errors import SkipjoinError
 from shared.ids import JobId, StepId, TransferId
 from shared.messages import Candidate, Direction, Directive, PlanReply, PlanRequest
-
-
-class IntegrityError(SkipjoinError):
-    """A block was lost, doubled or shared by two owners."""
 
 
 class KVCache:
@@ -33,6 +29,7 @@ class KVCache:
         self.block_size = config.block_size
         self.device = BlockPool(config.device_blocks)
         self._host = HostTier(config)
+        self.prefixes = self._host.prefixes
         self._reserve = Reserve(config.device_blocks, config.reserve_blocks)
         self._jobs: dict[JobId, JobKV] = {}
         self._steps: dict[StepId, list[JobKV]] = {}
@@ -43,6 +40,10 @@ class KVCache:
     def host(self) -> BlockPool:
         return self._host.pool
 
+    @property
+    def _tiers(self) -> accounts.Tiers:
+        return ("device", self.device), ("host", self.host)
+
     # ------------------------------------------------------------ one iteration
 
     def plan(self, request: PlanRequest) -> PlanReply:
@@ -52,13 +53,14 @@ class KVCache:
         are dropped when the host is full too. Blocks on their way out are owed to the candidate that needed
         them first, so a later, smaller one cannot starve it.
         """
+        plan = PlanInProgress(request)
         for step in request.completed:
             self._complete(step)
+        prefixes = {ended.job_id: ended.prefix for ended in request.ended}
         for job_id in request.released:
-            self._release(job_id)
-        self._note_enst(request)
+            self._release(job_id, prefixes.get(job_id, b""), plan)
+        self._note_candidates(request)
 
-        plan = PlanInProgress(request)
         self._fill(plan)
         if self._mode == "defer":
             self._end_deadlock(plan)
@@ -77,54 +79,62 @@ class KVCache:
             self._run_what_arrives(plan)
 
     def _consider(self, candidate: Candidate, plan: PlanInProgress) -> None:
-        tokens = plan.share_of(candidate)
-        if not tokens:
-            return
-        plan.seen.add(candidate.job_id)
         job = self._jobs.get(candidate.job_id)
         held = candidate.context - candidate.new_tokens
         if job is not None and (
-            job.released or job.step is not None or job.residence is Residence.MOVING_OUT
+            job.released or job.step is not None or job.residence is Residence.MOVING_OUT or job.stale(held)
         ):
-            return  # a step or a copy out still reads its blocks
-        if job is not None and job.tokens != held:
-            # What is here is not what the scheduler counts on (its step failed): start over.
-            if not job.idle:
-                return
-            self._drop(job)
-            job = None
+            return  # a step or a copy still touches its blocks
         if job is None and held:
             plan.dropped.append(candidate.job_id)
             return
+        run = self.prefixes.longest(candidate.job_id, candidate.context) if job is None else []
         job = job or JobKV(candidate.job_id, candidate.trace)
-
-        missing = self._blocks(held + tokens) - len(job.device)
-        waits = job.residence is not Residence.DEVICE
-        if (missing > 0 or waits) and not self._place(job, missing, plan):
+        found = job.found or len(run) * self.block_size
+        tokens = plan.share_of(candidate.new_tokens - found)
+        if not tokens:
             return
+        plan.seen.add(candidate.job_id)
+
+        missing = self._blocks(held + found + tokens) - len(job.device)
+        waits = bool(run) or job.residence is not Residence.DEVICE
+        if (missing > 0 or waits) and not self._has_room(job, missing, run, plan):
+            return
+        if not self.prefixes.holds(run):
+            # It gave way to a job that had to go to the host; now there is room, for what is still here.
+            self._consider(candidate, plan)
+            return
+        self._place(job, missing, run, plan)
         if waits and self._mode == "proactive":
             plan.arriving.append((job, candidate))  # the batch does not wait for it: it runs in a later one
             return
         self._grant(job, tokens, plan)
 
-    def _place(self, job: JobKV, missing: int, plan: PlanInProgress) -> bool:
-        """Give the job its blocks, and bring its KV in; False if there is no room for it now."""
-        if plan.fills_in and (job.residence is Residence.HOST or missing + plan.owed > self.device.free):
+    def _has_room(self, job: JobKV, missing: int, run: list[CachedBlock], plan: PlanInProgress) -> bool:
+        """Whether the job's blocks are there to be given, and its KV may come in if that is elsewhere."""
+        comes_in = bool(run) or job.residence is Residence.HOST
+        if plan.fills_in and (comes_in or missing + plan.owed > self.device.free):
             return False
         if not self._make_room(missing, plan):
             plan.owed += missing
             return False
-        self._give(job, max(0, missing), plan)
+        return True
+
+    def _place(self, job: JobKV, missing: int, run: list[CachedBlock], plan: PlanInProgress) -> None:
+        """Give the job its blocks, and bring its KV in."""
+        if missing > 0:
+            self._give(job, missing, plan)
         if job.residence is Residence.HOST:
             plan.directives.append(self._swap_in(job))
-        return True
+        elif run:
+            plan.directives.append(self._bring_prefix(job, run))
 
     def _run_what_arrives(self, plan: PlanInProgress) -> None:
         """Nothing else can be computed, so the stages wait for the copies."""
         for job, candidate in plan.arriving:
             if plan.full:
                 return
-            tokens = plan.share_of(candidate)
+            tokens = plan.share_of(candidate.new_tokens - job.found)
             if tokens and self._blocks(job.tokens + tokens) <= len(job.device):
                 self._grant(job, tokens, plan)
 
@@ -146,7 +156,7 @@ class KVCache:
             return True
         wanted = missing + plan.owed
         if wanted > self.device.free + self._leaving and self._mode != "defer":
-            for victim in self._victims(plan):
+            for victim in victims(self._jobs, plan):
                 self._evict(victim, plan)
                 if wanted <= self.device.free + self._leaving:
                     break
@@ -154,32 +164,13 @@ class KVCache:
 
     def _evict(self, victim: JobKV, plan: PlanInProgress) -> None:
         """To the host, or, if that has no room, out of memory."""
-        if self._mode != "recompute" and self._room_on_host(victim, plan):
+        if victim.found:
+            self._drop(victim)  # its KV is on the host anyway, and the scheduler does not count on it
+        elif self._mode != "recompute" and self._room_on_host(victim, plan):
             plan.directives.append(self._swap_out(victim))
         else:
             plan.dropped.append(victim.job_id)
             self._drop(victim)
-
-    def _victims(self, plan: PlanInProgress) -> Iterator[JobKV]:
-        """Jobs that may give up their device blocks: largest ENST first, those that have just been brought in
-        last of all.
-
-        The scheduler names those that run last; only when they do not suffice are all looked at.
-        """
-        named = [entry.job_id for entry in (*plan.request.holders, *plan.request.candidates)]
-        idle = self._idle_on_device([self._jobs[job_id] for job_id in named if job_id in self._jobs], plan)
-        yield from (job for job in idle if not job.brought_in)
-        yield from (job for job in self._idle_on_device(self._jobs.values(), plan) if not job.brought_in)
-        yield from self._idle_on_device(self._jobs.values(), plan)
-
-    def _idle_on_device(self, jobs: Iterable[JobKV], plan: PlanInProgress) -> list[JobKV]:
-        idle = [
-            job
-            for job in jobs
-            if job.residence is Residence.DEVICE and job.idle and job.job_id not in plan.seen
-        ]
-        idle.sort(key=lambda job: job.enst, reverse=True)
-        return idle
 
     def _room_on_host(self, victim: JobKV, plan: PlanInProgress) -> bool:
         """Make the host take `victim` by dropping jobs there that are due even later; False if it cannot."""
@@ -223,22 +214,13 @@ class KVCache:
                 break  # in order: what comes later must not take its place
             self._give(job, need, plan)
             plan.directives.append(self._swap_in(job))
-        for victim in self._later_than(due, plan):
+        for victim in later_than(due, self._jobs, plan):
             if target + plan.owed <= self.device.free + self._leaving:
                 break
             need = self._blocks(victim.tokens) - self._blocks_saved(victim)
             if not self._host.make_room(need, victim):
                 break
             plan.directives.append(self._swap_out(victim))
-
-    def _later_than(self, due: float, plan: PlanInProgress) -> Iterator[JobKV]:
-        """Jobs on the device that run after `due` seconds, the last first; no candidate is among them."""
-        for holder in plan.request.holders:
-            job = self._jobs.get(holder.job_id)
-            if job is None or holder.enst <= due:
-                continue
-            if job.residence is Residence.DEVICE and job.idle and not job.brought_in:
-                yield job
 
     # ------------------------------------------------------------ transfers
 
@@ -256,6 +238,15 @@ class KVCache:
         job.residence, job.brought_in = Residence.MOVING_IN, True
         return self._transfers.start(job, Direction.IN, job.host, job.device[: len(job.host)])
 
+    def _bring_prefix(self, job: JobKV, run: list[CachedBlock]) -> Directive:
+        """A new job begins with what ended ones have left."""
+        self.prefixes.read(run)
+        job.prefix, job.tokens = run, len(run) * self.block_size
+        job.found = job.tokens
+        job.residence, job.brought_in = Residence.MOVING_IN, True
+        sources = [cached.block for cached in run]
+        return self._transfers.start(job, Direction.IN, sources, job.device[: len(run)])
+
     def transfer_done(self, transfer_id: TransferId, stage: int, rank: int) -> Directive | None:
         """One stage and rank has copied its share; the directive is returned once all have.
 
@@ -266,17 +257,30 @@ class KVCache:
             return None
         directive, job = moved
         if directive.direction is Direction.OUT:
-            self._leaving -= len(job.device)
-            self.device.release(job.take_device())
-            job.residence = Residence.HOST
-            job.saved = job.tokens
-            self._host.arrived(job)
+            self._moved_out(job)
         else:
-            job.residence = Residence.DEVICE
-            self._host.copied_back(job)
+            self._moved_in(job)
         if job.released and job.idle:
             self._drop(job)
         return directive
+
+    def _moved_out(self, job: JobKV) -> None:
+        self._leaving -= len(job.device)
+        self.device.release(job.take_device())
+        if job.prefix:
+            self.prefixes.written(job.prefix)
+            return
+        job.residence = Residence.HOST
+        job.saved = job.tokens
+        self._host.arrived(job)
+
+    def _moved_in(self, job: JobKV) -> None:
+        job.residence = Residence.DEVICE
+        if job.prefix:
+            self.prefixes.release(job.prefix)
+            job.prefix = []
+        else:
+            self._host.copied_back(job)
 
     # ------------------------------------------------------------ job ends
 
@@ -287,13 +291,34 @@ class KVCache:
             if job.released and job.idle:
                 self._drop(job)
 
-    def _release(self, job_id: JobId) -> None:
+    def _release(self, job_id: JobId, prefix: bytes, plan: PlanInProgress) -> None:
+        self.prefixes.forget(job_id)
         job = self._jobs.get(job_id)
         if job is None:
             return
         job.released = True
+        if not job.idle:
+            return
+        if prefix and job.residence is Residence.DEVICE:
+            self._keep(job, prefix, plan)
         if job.idle:
             self._drop(job)
+
+    def _keep(self, job: JobKV, prefix: bytes, plan: PlanInProgress) -> None:
+        """For jobs that begin like this one. What is not on the host yet holds its device blocks until it is;
+        the others go back with the job.
+        """
+        sources, targets = keep(job, prefix, self.prefixes, self.host, self.block_size)
+        if not sources:
+            return
+        going = set(sources)
+        self.device.release([block for block in job.take_device() if block not in going])
+        job.extend(sources)
+        self._host.forget(job)
+        job.prefix, job.residence, job.trace = targets, Residence.MOVING_OUT, None
+        self._leaving += len(sources)
+        host_blocks = [cached.block for cached in targets]
+        plan.directives.append(self._transfers.start(job, Direction.OUT, sources, host_blocks))
 
     def _drop(self, job: JobKV) -> None:
         self.device.release(job.device)
@@ -302,7 +327,13 @@ class KVCache:
 
     # ------------------------------------------------------------ bookkeeping
 
-    def _note_enst(self, request: PlanRequest) -> None:
+    def _note_candidates(self, request: PlanRequest) -> None:
+        for candidate in request.candidates:
+            if candidate.prefix:
+                self.prefixes.announce(candidate.job_id, candidate.prefix)
+            job = self._jobs.get(candidate.job_id)
+            if job is not None and job.idle and job.stale(candidate.context - candidate.new_tokens):
+                self._drop(job)  # before blocks are shared out: an earlier candidate may need them
         for entry in (*request.candidates, *request.holders):
             job = self._jobs.get(entry.job_id)
             if job is not None:
@@ -325,30 +356,15 @@ class KVCache:
         job = self._transfers.job_of(transfer_id)
         return job.trace if job else None
 
+    @property
+    def cached_blocks(self) -> int:
+        """Host blocks that hold prefixes of ended jobs."""
+        return len(self.prefixes)
+
     def occupancy(self) -> dict[str, dict[str, int]]:
-        """Blocks by tier and state: free, held (a job's, at rest), moving, cached (also on the device)."""
-        counts = {
-            tier: {"free": pool.free, "held": 0, "moving": 0, "cached": 0}
-            for tier, pool in (("device", self.device), ("host", self.host))
-        }
-        for job in self._jobs.values():
-            state = "moving" if job.moving else "held"
-            counts["device"][state] += len(job.device)
-            on_device = job.residence is Residence.DEVICE
-            counts["host"]["cached" if on_device else state] += len(job.host)
-        return counts
+        """Blocks by tier and state."""
+        return accounts.occupancy(self._tiers, self._jobs.values(), self.prefixes)
 
     def check(self) -> None:
-        """Every block is free or has exactly one owner, in both tiers.
-
-        Raises IntegrityError naming the tier and the blocks.
-        """
-        for name, pool, owned in (
-            ("device", self.device, [block for job in self._jobs.values() for block in job.device]),
-            ("host", self.host, [block for job in self._jobs.values() for block in job.host]),
-        ):
-            seen = sorted([*pool.free_blocks(), *owned])
-            if seen != list(range(pool.total)):
-                lost = set(range(pool.total)) - set(seen)
-                doubled = {block for block, after in pairwise(seen) if block == after}
-                raise IntegrityError(f"{name} tier: blocks lost {sorted(lost)}, doubled {sorted(doubled)}")
+        """Raises IntegrityError unless every block is free or has exactly one owner, in both tiers."""
+        accounts.check(self._tiers, self._jobs.values(), self.prefixes)

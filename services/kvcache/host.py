@@ -1,4 +1,4 @@
-"""The host tier: KV of jobs that wait there, and copies that are kept of jobs that went back."""
+"""The host tier: KV of jobs that wait there, copies kept of jobs that went back, prefixes of ended jobs."""
 
 from collections.abc import Container
 
@@ -6,22 +6,25 @@ from sortedcontainers import SortedKeyList
 
 from services.kvcache.jobs import JobKV, Residence
 from services.kvcache.pool import BlockPool
+from services.kvcache.prefixes import PrefixCache
 from shared.config import KVConfig
 from shared.ids import BlockId, JobId
 
 
 class HostTier:
-    """Kept copies give way first, the oldest before the others: nothing is lost with them."""
+    """Prefixes give way first, then kept copies, the oldest before the others: no job is lost with them."""
 
     def __init__(self, config: KVConfig) -> None:
         self.pool = BlockPool(config.host_blocks, growing=config.reuse)
+        self.prefixes = PrefixCache(config, self.pool)
         self._reuse = config.reuse
         self._waiting = SortedKeyList(key=_by_place)
         self._moved: dict[JobId, JobKV] = {}  # their ENST has changed since they were sorted in
         self._kept: dict[JobId, JobKV] = {}  # oldest first
 
     def make_room(self, blocks: int, owner: JobKV) -> bool:
-        """Whether `blocks` more are free for `owner`; copies kept of others give way for that."""
+        """Whether `blocks` more are free for `owner`; prefixes and copies kept of others give way."""
+        self.prefixes.give_way(blocks - self.pool.free)
         if blocks > self.pool.free:
             for job in [job for job in self._kept.values() if job is not owner]:
                 self._give_up_copy(job)

@@ -6,6 +6,9 @@
        │      drop         │  │        all stages done                   swap in        │
        └───────────────────┘  └───────────────────── MOVING_IN <───────────────────────┘
 
+A job that begins with tokens whose KV is kept (prefixes.py) comes to the device by MOVING_IN, too; one whose
+KV is to be kept leaves by MOVING_OUT after its end.
+
 A job's blocks go back only when it is neither in flight (a step uses them) nor moving (a copy does).
 
 Its host blocks stay after a swap in, as long as nobody else needs them: tokens that are written never change,
@@ -15,6 +18,7 @@ so the next swap out moves only what was written since.
 import struct
 from enum import Enum
 
+from services.kvcache.prefixes import CachedBlock
 from shared.ids import BlockId, JobId, StepId, TransferId
 
 
@@ -26,7 +30,9 @@ class Residence(Enum):
 
 
 class JobKV:
-    """tokens: KV entries that completed steps have written
+    """tokens: KV entries that completed steps have written, or that were found
+    found: those of them that the scheduler has not been told of: it learns of them with the first grant
+    prefix: cached blocks that its copy under way reads or, after its end, writes
     device, table: its device blocks in order, and the same as little-endian int32, as stages get it
     planned: `tokens` once the step in flight is complete
     step: the step it is in flight in, if any; transfer: its swap under way, if any
@@ -37,8 +43,8 @@ class JobKV:
     """
 
     __slots__ = (
-        "brought_in", "device", "enst", "host", "job_id", "place", "planned", "released", "residence",
-        "saved", "step", "table", "tokens", "trace", "transfer",
+        "brought_in", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix", "released",
+        "residence", "saved", "step", "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:
@@ -49,6 +55,8 @@ class JobKV:
         self.table = b""
         self.host: list[BlockId] = []
         self.tokens = 0
+        self.found = 0
+        self.prefix: list[CachedBlock] = []
         self.saved = 0
         self.brought_in = False
         self.planned = 0
@@ -66,6 +74,12 @@ class JobKV:
     def idle(self) -> bool:
         """Neither a step nor a copy touches its blocks."""
         return self.step is None and self.transfer is None
+
+    def stale(self, held: int) -> bool:
+        """Whether the scheduler counts on `held` tokens while others are here: its step failed, so that it
+        starts over.
+        """
+        return self.tokens - self.found != held
 
     def extend(self, blocks: list[BlockId]) -> None:
         """More device blocks behind those it has."""

@@ -34,18 +34,18 @@ class PlanInProgress:
         """The batch has its jobs, some on their way in: whoever runs in their place displaces nobody."""
         return len(self.granted) + len(self.arriving) >= self.request.batch_limit
 
-    def share_of(self, candidate: Candidate) -> int:
-        """Tokens that it may compute in this step; 0 if it has to wait for another.
+    def share_of(self, wanted: int) -> int:
+        """Of `wanted` tokens, those that a job may compute in this step; 0 if it has to wait for another.
 
         A prompt over the whole budget gets a step of its own, or, with chunked prefill, what is left of it
         when each job that may yet follow has got its one token.
         """
         left = self.request.token_limit - self.tokens
-        if candidate.new_tokens <= left:
-            return candidate.new_tokens
+        if wanted <= left:
+            return wanted
         if self.request.chunked:
             return max(0, left - (self.request.batch_limit - len(self.granted) - 1))
-        return 0 if self.granted else candidate.new_tokens
+        return 0 if self.granted else wanted
 
     def grant(self, job: JobKV, tokens: int) -> None:
         """The job computes `tokens` tokens in this step, once its KV is there."""
@@ -53,7 +53,8 @@ class PlanInProgress:
             self.waits.append(job.transfer)
         job.step, job.planned, job.brought_in = self.step_id, job.tokens + tokens, False
         self.tokens += tokens
-        self.granted.append(Grant(job.job_id, job.table, tokens))
+        self.granted.append(Grant(job.job_id, job.table, tokens, job.found))
+        job.found = 0
 
     def reply(self, free_blocks: int) -> PlanReply:
         dropped = list(dict.fromkeys(self.dropped))

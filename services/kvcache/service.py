@@ -2,7 +2,8 @@
 
 import time
 
-from services.kvcache.core import IntegrityError, KVCache
+from services.kvcache.accounts import IntegrityError
+from services.kvcache.core import KVCache
 from shared.bus import Delivery
 from shared.config import Config
 from shared.ids import TransferId
@@ -44,6 +45,12 @@ class KVCacheService(Service):
         )
         self._dropped = self.registry.counter(
             "skipjoin_kv_dropped_jobs", "Jobs whose KV was given up and is recomputed."
+        )
+        self._prefix_hits = self.registry.counter(
+            "skipjoin_prefix_hit_tokens", "Prompt tokens not computed, as their KV was kept of ended jobs."
+        )
+        self._prefix_blocks = self.registry.gauge(
+            "skipjoin_prefix_cached_blocks", "Host blocks that hold prefixes of ended jobs."
         )
         self._violations = self.registry.counter(
             "skipjoin_kv_integrity_violations", "Times that blocks were found lost, doubled or shared."
@@ -103,6 +110,7 @@ class KVCacheService(Service):
             return
         self._plan_seconds.observe(seconds)
         self._dropped.inc(len(reply.dropped))
+        self._prefix_hits.inc(sum(grant.cached for grant in reply.granted))
         await self.bus.reply(delivery, reply)
         self._report_placed(request, reply, seconds)
 
@@ -164,6 +172,7 @@ class KVCacheService(Service):
         for tier, states in self._core.occupancy().items():
             for state, count in states.items():
                 self._occupancy.labels(tier, state).set(count)
+        self._prefix_blocks.set(self._core.cached_blocks)
         for tier, pool in (("device", self._core.device), ("host", self._core.host)):
             self._fragmentation.labels(tier).set(pool.fragmentation)
             self._group_blocks.labels(tier).set(pool.group_blocks)

@@ -18,6 +18,7 @@ from shared.costmodel import GUESS, CostModel
 from shared.ids import JobId, StepId
 from shared.messages import (
     Candidate,
+    Ended,
     FinishReason,
     Holder,
     JobEventKind,
@@ -75,9 +76,11 @@ class Scheduler:
         self._next_step = 1
         self._completed: list[StepId] = []
         self._released: list[JobId] = []
+        self._ended: list[Ended] = []
         self._just_ran: list[Job] = []
         self.history = History()
         self._block_size = config.kv.block_size
+        self._reuses_prefixes = config.kv.prefix_capacity > 0
         self._free_blocks = 0
 
     # ------------------------------------------------------------ arrivals and departures
@@ -90,6 +93,8 @@ class Scheduler:
         if refusal is not None:
             return refusal
         job = Job(message, trace, now)
+        if self._reuses_prefixes:
+            job.hash_blocks(self._block_size)
         self._jobs[job.job_id] = job
         self.policy.add(job, now)
         self.history.arrived(job.job_id, job.arrived, now, job.level)
@@ -111,7 +116,8 @@ class Scheduler:
         job = self._jobs.get(job_id)
         if job is None or len(job.output) <= start:
             return None
-        return JobTokens(job_id, start, job.output[start:], logprobs=job.logprobs_from(start))
+        logprobs = job.logprobs_from(start)
+        return JobTokens(job_id, start, job.output[start:], logprobs=logprobs, cached=job.cached)
 
     def abort(self, job_ids: Iterable[JobId], now: float) -> None:
         """End jobs whatever they are doing; a step that computes one goes on and its token is ignored."""
@@ -144,9 +150,10 @@ class Scheduler:
             self._batch_limit(),
             self._config.max_batch_tokens,
             self._config.chunked_prefill,
+            self._ended,
         )
         self._next_step += 1
-        self._completed, self._released = [], []
+        self._completed, self._released, self._ended = [], [], []
         return request
 
     def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
@@ -161,7 +168,9 @@ class Scheduler:
             if job.in_flight:
                 continue
             trace = job.trace if job.kv_tokens == 0 else None
-            candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace))
+            prefix = b"" if job.announced else job.block_hashes
+            job.announced = True
+            candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace, prefix))
             if len(candidates) == wanted:
                 break
         if not self._may_need_room(candidates):
@@ -196,6 +205,8 @@ class Scheduler:
             if job is None:
                 continue  # aborted while the plan was made
             job.step, job.computing = reply.step_id, grant.tokens
+            if job.kv_tokens == 0:
+                job.kv_tokens = job.cached = grant.cached
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
             self._note_start(job, now)
@@ -253,13 +264,13 @@ class Scheduler:
             return out
         seconds = sum(result.seconds)
         drawing = [job for job in batch if job.draws]
-        logprobs = result.logprobs or [None] * len(drawing)
+        scores = result.logprobs or [None] * len(drawing)
         for job in batch:
             job.step = None
             if not job.draws and job.job_id in self._jobs:
                 job.kv_tokens += job.computing
                 self._goes_on(job, seconds, now)
-        for job, token, scored in zip(drawing, result.tokens, logprobs, strict=True):
+        for job, token, scored in zip(drawing, result.tokens, scores, strict=True):
             if job.job_id not in self._jobs:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
@@ -267,8 +278,9 @@ class Scheduler:
             self._observer.completed(job, now)
             reason = job.finish_reason()
             start = len(job.output) - 1
+            logprobs = [] if scored is None else [scored]
             out[job.reply_to].append(
-                JobTokens(job.job_id, start, [token], reason, logprobs=[] if scored is None else [scored])
+                JobTokens(job.job_id, start, [token], reason, logprobs=logprobs, cached=job.cached)
             )
             if reason is None:
                 self._goes_on(job, seconds, now)
@@ -298,19 +310,23 @@ class Scheduler:
 
     def _end(self, job: Job, reason: FinishReason, now: float) -> None:
         del self._jobs[job.job_id]
-        self.policy.remove(job, completed=reason in (FinishReason.STOP, FinishReason.LENGTH))
+        completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self.policy.remove(job, completed=completed)
         self._released.append(job.job_id)
+        if completed and self._reuses_prefixes and job.hash_blocks(self._block_size):
+            self._ended.append(Ended(job.job_id, job.block_hashes))
         self.history.ended(job.job_id, now, job.level)
         self._observer.finished(job, reason, now)
 
     def lose_kv(self, now: float) -> None:
         """A new epoch begins: nothing is in flight, no job holds KV, each is recomputed from its tokens."""
-        self._completed, self._released, self._just_ran = [], [], []
+        self._completed, self._released, self._ended, self._just_ran = [], [], [], []
         self._free_blocks = 0
         self._steps.clear()
         self._next_step = 1
         for job in self._jobs.values():
             job.kv_tokens = 0
+            job.announced = False
             self.policy.dropped(job)
             if job.in_flight:
                 job.step = None

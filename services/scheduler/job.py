@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable
 
+from services.scheduler.block_hashes import block_hashes
 from shared.ids import JobId, StepId
 from shared.messages import FinishReason, Submit, TokenHistory, TokenLogprobs
 
@@ -14,6 +15,9 @@ class Job:
     kv_tokens: KV entries it holds somewhere; 0 before its first iteration and after a drop
     step: the step it is in flight in, if any; it is never in two
     computing: tokens that this step computes
+    cached: of its KV, entries that were there when its last prefill began, so that it did not compute them
+    block_hashes: of the full blocks of its tokens, if its KV may be reused
+    announced: the KV-cache manager has been sent them in this epoch
     preempted: others ran in its place after its last iteration
     arrived, waiting_since: seconds on the scheduler's clock
     level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
@@ -21,10 +25,11 @@ class Job:
     """
 
     __slots__ = (
-        "_logprobs", "_prompt_seen", "_resubmitted", "arrived", "barred", "computing", "failures",
-        "first_run", "job_id", "kv_tokens", "level", "max_tokens", "min_tokens", "output", "predicted_output",
-        "preempted", "priority", "prompt", "quantum", "rank", "reply_to", "sampling", "step",
-        "stop_token_ids", "tenant", "tokens", "trace", "used", "waiting_since",
+        "_logprobs", "_prompt_seen", "_resubmitted", "announced", "arrived", "barred", "block_hashes",
+        "cache_salt", "cached", "computing", "failures", "first_run", "job_id", "kv_tokens", "level",
+        "max_tokens", "min_tokens", "output", "predicted_output", "preempted", "priority", "prompt",
+        "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant", "tokens", "trace",
+        "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -50,6 +55,10 @@ class Job:
         self.waiting_since = self.arrived
         self.first_run: float | None = None
         self.kv_tokens = 0
+        self.cached = 0
+        self.cache_salt = submit.cache_salt
+        self.block_hashes = b""
+        self.announced = False
         self.step: StepId | None = None
         self.computing = 0
         self.failures = 0
@@ -80,6 +89,15 @@ class Job:
         if self.new_tokens == 1 and self.output:
             return self.output[-1:]
         return (self.prompt + self.output)[self.kv_tokens : self.kv_tokens + self.computing]
+
+    def hash_blocks(self, block_size: int) -> bytes:
+        """Bring `block_hashes` up to date. Without the last token: its KV is not written before another is
+        drawn, and however much is reused, one token is left to draw the next from.
+        """
+        if self.cache_salt is not None:
+            tokens = (self.prompt + self.output)[:-1]
+            self.block_hashes = block_hashes(tokens, block_size, self.cache_salt, self.block_hashes)
+        return self.block_hashes
 
     def append(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Its next output token, with log-probabilities if it asks for them."""

@@ -34,9 +34,12 @@ class JobSpans:
             self._queue_time.observe(now - job.arrived)
             if job.trace is not None:
                 self._tracing.past("queued", job.trace, now - job.arrived, time.time_ns(), level=job.level)
-        if job.trace is None or job.kv_tokens > 0 or not self._tracing.enabled:
+        if job.trace is None or job.kv_tokens > job.cached or not self._tracing.enabled:
             return None
-        span = self._tracing.start("prefill", job.trace, tokens=job.new_tokens, recomputed=bool(job.output))
+        recomputed = bool(job.output)
+        span = self._tracing.start(
+            "prefill", job.trace, tokens=job.new_tokens, cached=job.cached, recomputed=recomputed
+        )
         unfinished = self._prefill.pop(job.job_id, None)
         if unfinished is not None:
             unfinished.end()  # dropped between two parts of its prompt

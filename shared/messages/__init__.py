@@ -11,9 +11,11 @@ from shared.costmodel import CostModel
 from shared.ids import Epoch
 from shared.messages.base import Message, Part
 from shared.messages.kv import (
+    HASH_BYTES,
     Candidate,
     Direction,
     Directive,
+    Ended,
     Grant,
     Holder,
     KVChanged,
@@ -62,6 +64,7 @@ from shared.messages.steps import (
 )
 
 __all__ = [
+    "HASH_BYTES",
     "Abort",
     "Accepted",
     "Body",
@@ -69,6 +72,7 @@ __all__ = [
     "CollectMetrics",
     "Direction",
     "Directive",
+    "Ended",
     "Envelope",
     "Explain",
     "Explanation",

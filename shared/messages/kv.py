@@ -5,12 +5,16 @@ from enum import StrEnum
 from shared.ids import BlockId, Epoch, JobId, StepId, TransferId
 from shared.messages.base import Message, Part
 
+HASH_BYTES = 16
+"""Of a block's chain hash: it stands for the block's tokens and all before them, and the cache salt."""
+
 
 class Candidate(Part, frozen=True):
     """A job that may run in the next iteration, in priority order.
 
     new_tokens: tokens it would compute; context: KV tokens it holds afterwards
     enst: estimated next scheduled time, seconds from now (0: as soon as possible)
+    prefix: chain hashes of its full blocks, the first time that it is a candidate in this epoch
     """
 
     job_id: JobId
@@ -18,6 +22,7 @@ class Candidate(Part, frozen=True):
     context: int
     enst: float = 0.0
     trace: str | None = None
+    prefix: bytes = b""
 
 
 class Holder(Part, frozen=True):
@@ -27,6 +32,16 @@ class Holder(Part, frozen=True):
     enst: float
 
 
+class Ended(Part, frozen=True):
+    """A job that ended by itself, so that others may begin with the same tokens.
+
+    prefix: chain hashes of the full blocks that it has written
+    """
+
+    job_id: JobId
+    prefix: bytes
+
+
 class PlanRequest(Message, frozen=True):
     """What the scheduler wants to run next. Answered with a PlanReply.
 
@@ -34,6 +49,7 @@ class PlanRequest(Message, frozen=True):
     completed: steps whose result has arrived since the last request (their jobs are no longer in flight)
     released: jobs that ended; their blocks go back as soon as nothing reads or writes them
     chunked: a prompt may be computed in parts, whatever the token limit leaves
+    ended: those of `released` whose blocks are worth keeping
     """
 
     step_id: StepId
@@ -44,6 +60,7 @@ class PlanRequest(Message, frozen=True):
     batch_limit: int = 0
     token_limit: int = 0
     chunked: bool = False
+    ended: list[Ended] = []
 
 
 class Move(Part, frozen=True):
@@ -78,12 +95,15 @@ class Grant(Part, frozen=True):
     """The job may run.
 
     table: its block ids in order, little-endian int32
-    tokens: how many it computes; fewer than it wanted when its prompt is computed in parts
+    tokens: how many it computes; fewer than it wanted when its prompt is computed in parts, or begins with
+        tokens whose KV was there
+    cached: how many those are, before the ones that it computes; only in the first grant of a job without KV
     """
 
     job_id: JobId
     table: bytes
     tokens: int = 0
+    cached: int = 0
 
 
 class PlanReply(Message, frozen=True):

@@ -70,6 +70,8 @@ class Submit(Message, frozen=True):
     tenant: whose fair share it counts against
     predicted_output: its true length, which only the simulator and tests know
     min_tokens, barred_token_ids: these ids are not drawn while it has fewer output tokens
+    cache_salt: KV of ended jobs is reused by those with the same salt only; "" is a salt like any other, None
+        takes no part in it
     """
 
     job_id: JobId
@@ -85,6 +87,7 @@ class Submit(Message, frozen=True):
     predicted_output: int | None = None
     min_tokens: int = 0
     barred_token_ids: list[int] = []
+    cache_salt: str | None = None
 
 
 class Accepted(Message, frozen=True):
@@ -110,6 +113,7 @@ class JobTokens(Part, frozen=True):
     """New tokens of one job: output tokens number start, start + 1, ... (0-based).
 
     logprobs: one for each of `tokens` if its sampling asks for them, else empty
+    cached: tokens of its prompt that its last prefill did not compute, as their KV was there
     """
 
     job_id: JobId
@@ -118,6 +122,7 @@ class JobTokens(Part, frozen=True):
     finish: FinishReason | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] = []
+    cached: int = 0
 
 
 class TokenBatch(Message, frozen=True):

@@ -51,6 +51,7 @@ async def test_a_whole_chat_answer(engine: FakeEngine, tokenizer: Tokenizer) -> 
             "prompt_tokens": prompt,
             "completion_tokens": generated,  # the stop token counts
             "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
         "system_fingerprint": None,
     }

@@ -4,7 +4,8 @@ import struct
 
 import pytest
 
-from services.kvcache.core import IntegrityError, KVCache
+from services.kvcache.accounts import IntegrityError
+from services.kvcache.core import KVCache
 from services.kvcache.pool import BlockPool, coalesce
 from shared.config import KVConfig
 from shared.errors import KVCapacityError
