@@ -3,6 +3,8 @@
 Pure: no I/O and no clock. One instance lives for one scheduler epoch; a new epoch starts with a new one.
 """
 
+from collections.abc import Iterable
+
 from services.kvcache import accounts
 from services.kvcache.host import HostTier
 from services.kvcache.jobs import JobKV, Residence
@@ -61,17 +63,16 @@ class KVCache:
             self._release(job_id, prefixes.get(job_id, b""), plan)
         self._note_candidates(request)
 
-        self._fill(plan)
-        if self._mode == "defer":
-            self._end_deadlock(plan)
+        self._fill(request.candidates, plan)
+        self._end_deadlock(plan)
         if self._mode == "proactive":
             self._look_ahead(plan)
             self._reserve.planned(plan.new_blocks)
         kept = self._reserve.blocks if self._mode == "proactive" else 0
         return plan.reply(self.device.free - kept)
 
-    def _fill(self, plan: PlanInProgress) -> None:
-        for candidate in plan.request.candidates:
+    def _fill(self, candidates: Iterable[Candidate], plan: PlanInProgress) -> None:
+        for candidate in candidates:
             if plan.full:
                 return
             self._consider(candidate, plan)
@@ -108,7 +109,7 @@ class KVCache:
         if waits and self._mode == "proactive":
             plan.arriving.append((job, candidate))  # the batch does not wait for it: it runs in a later one
             return
-        self._grant(job, tokens, plan)
+        self._grant(job, tokens, candidate, plan)
 
     def _has_room(self, job: JobKV, missing: int, run: list[CachedBlock], plan: PlanInProgress) -> bool:
         """Whether the job's blocks are there to be given, and its KV may come in if that is elsewhere."""
@@ -136,9 +137,10 @@ class KVCache:
                 return
             tokens = plan.share_of(candidate.new_tokens - job.found)
             if tokens and self._blocks(job.tokens + tokens) <= len(job.device):
-                self._grant(job, tokens, plan)
+                self._grant(job, tokens, candidate, plan)
 
-    def _grant(self, job: JobKV, tokens: int, plan: PlanInProgress) -> None:
+    def _grant(self, job: JobKV, tokens: int, candidate: Candidate, plan: PlanInProgress) -> None:
+        job.begun = job.tokens + tokens < candidate.context
         plan.grant(job, tokens)
         self._steps.setdefault(plan.step_id, []).append(job)
 
@@ -164,9 +166,7 @@ class KVCache:
 
     def _evict(self, victim: JobKV, plan: PlanInProgress) -> None:
         """To the host, or, if that has no room, out of memory."""
-        if victim.found:
-            self._drop(victim)  # its KV is on the host anyway, and the scheduler does not count on it
-        elif self._mode != "recompute" and self._room_on_host(victim, plan):
+        if self._mode != "recompute" and self._room_on_host(victim, plan):
             plan.directives.append(self._swap_out(victim))
         else:
             plan.dropped.append(victim.job_id)
@@ -184,16 +184,22 @@ class KVCache:
         return self._host.make_room(need, victim)
 
     def _end_deadlock(self, plan: PlanInProgress) -> None:
-        """Jobs that only wait for each other's blocks: those that run last are recomputed later."""
+        """Jobs that only wait for each other's blocks: one is recomputed later, and those that have begun go
+        on first. The one with the fewest tokens: what the others have done is never lost, so this ends.
+        """
         while not plan.granted and plan.owed and self.idle:
-            victims = [job for job in self._jobs.values() if job.idle]
-            if not victims:
+            holding = [job for job in self._jobs.values() if job.device]
+            if not holding:
                 return
-            last = max(victims, key=lambda job: job.enst)
-            plan.dropped.append(last.job_id)
-            self._drop(last)
-            plan.owed = 0
-            self._fill(plan)
+            least = min(holding, key=lambda job: (job.tokens, -job.enst))
+            plan.dropped.append(least.job_id)
+            self._drop(least)
+            plan.start_over()
+            self._fill(sorted(plan.request.candidates, key=self._has_not_begun), plan)
+
+    def _has_not_begun(self, candidate: Candidate) -> bool:
+        job = self._jobs.get(candidate.job_id)
+        return job is None or not job.begun
 
     # ------------------------------------------------------------ ahead of need
 
@@ -235,7 +241,7 @@ class KVCache:
 
     def _swap_in(self, job: JobKV) -> Directive:
         self._host.leaves(job)
-        job.residence, job.brought_in = Residence.MOVING_IN, True
+        job.residence, job.begun = Residence.MOVING_IN, True
         return self._transfers.start(job, Direction.IN, job.host, job.device[: len(job.host)])
 
     def _bring_prefix(self, job: JobKV, run: list[CachedBlock]) -> Directive:
@@ -243,7 +249,7 @@ class KVCache:
         self.prefixes.read(run)
         job.prefix, job.tokens = run, len(run) * self.block_size
         job.found = job.tokens
-        job.residence, job.brought_in = Residence.MOVING_IN, True
+        job.residence, job.begun = Residence.MOVING_IN, True
         sources = [cached.block for cached in run]
         return self._transfers.start(job, Direction.IN, sources, job.device[: len(run)])
 

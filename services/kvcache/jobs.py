@@ -38,12 +38,12 @@ class JobKV:
     step: the step it is in flight in, if any; transfer: its swap under way, if any
     enst: when it runs next, as last heard; place: the same, when it was sorted in on the host; seconds
     saved: KV entries of which the host blocks hold a valid copy
-    brought_in: it came back ahead of time and has not run since
+    begun: it was brought in and has not run since, or its prompt is computed in part
     released: its job ended; the blocks go back when nothing touches them any more
     """
 
     __slots__ = (
-        "brought_in", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix", "released",
+        "begun", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix", "released",
         "residence", "saved", "step", "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ class JobKV:
         self.found = 0
         self.prefix: list[CachedBlock] = []
         self.saved = 0
-        self.brought_in = False
+        self.begun = False
         self.planned = 0
         self.step: StepId | None = None
         self.transfer: TransferId | None = None

@@ -51,11 +51,19 @@ class PlanInProgress:
         """The job computes `tokens` tokens in this step, once its KV is there."""
         if job.transfer is not None:
             self.waits.append(job.transfer)
-        job.step, job.planned, job.brought_in = self.step_id, job.tokens + tokens, False
+        job.step, job.planned = self.step_id, job.tokens + tokens
         self.tokens += tokens
         self.granted.append(Grant(job.job_id, job.table, tokens, job.found))
         job.found = 0
 
+    def start_over(self) -> None:
+        """Nothing was granted so far, and there is more room now."""
+        self.owed = 0
+        self.seen.clear()
+
     def reply(self, free_blocks: int) -> PlanReply:
         dropped = list(dict.fromkeys(self.dropped))
-        return PlanReply(self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks)
+        arriving = [job.job_id for job, _ in self.arriving if job.step is None]
+        return PlanReply(
+            self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks, arriving
+        )

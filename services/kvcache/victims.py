@@ -8,14 +8,14 @@ from shared.ids import JobId
 
 
 def victims(jobs: Mapping[JobId, JobKV], plan: PlanInProgress) -> Iterator[JobKV]:
-    """Largest ENST first, those that have just been brought in last of all.
+    """Largest ENST first. None that has begun: one that was brought in, or whose prompt is computed in part,
+    gets on before it can be sent out again; else two could displace each other for ever.
 
     The scheduler names those that run last; only when they do not suffice are all looked at.
     """
     named = [entry.job_id for entry in (*plan.request.holders, *plan.request.candidates)]
     idle = _idle_on_device([jobs[job_id] for job_id in named if job_id in jobs], plan)
-    yield from (job for job in idle if not job.brought_in)
-    yield from (job for job in _idle_on_device(jobs.values(), plan) if not job.brought_in)
+    yield from idle
     yield from _idle_on_device(jobs.values(), plan)
 
 
@@ -25,13 +25,15 @@ def later_than(due: float, jobs: Mapping[JobId, JobKV], plan: PlanInProgress) ->
         job = jobs.get(holder.job_id)
         if job is None or holder.enst <= due:
             continue
-        if job.residence is Residence.DEVICE and job.idle and not job.brought_in:
+        if job.residence is Residence.DEVICE and job.idle and not job.begun:
             yield job
 
 
 def _idle_on_device(jobs: Iterable[JobKV], plan: PlanInProgress) -> list[JobKV]:
     idle = [
-        job for job in jobs if job.residence is Residence.DEVICE and job.idle and job.job_id not in plan.seen
+        job
+        for job in jobs
+        if job.residence is Residence.DEVICE and job.idle and not job.begun and job.job_id not in plan.seen
     ]
     idle.sort(key=lambda job: job.enst, reverse=True)
     return idle

@@ -82,6 +82,7 @@ class Scheduler:
         self._block_size = config.kv.block_size
         self._reuses_prefixes = config.kv.prefix_capacity > 0
         self._free_blocks = 0
+        self._begun: dict[JobId, Job] = {}  # brought in and not run since, or computed in part
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -158,7 +159,8 @@ class Scheduler:
 
     def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
         """Twice the batch in priority order, so that the KV-cache manager can pass over what does not fit,
-        and those that hold KV and run last, which it takes for victims.
+        and the jobs that have begun, which it does not send out again; and those that hold KV and run last,
+        which it takes for victims.
         """
         wanted = 2 * self._batch_limit()
         for job in self.policy.promote(now):
@@ -167,17 +169,27 @@ class Scheduler:
         for job, enst in self.policy.upcoming(now):
             if job.in_flight:
                 continue
-            trace = job.trace if job.kv_tokens == 0 else None
-            prefix = b"" if job.announced else job.block_hashes
-            job.announced = True
-            candidates.append(Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace, prefix))
+            candidates.append(self._candidate(job, enst))
             if len(candidates) == wanted:
                 break
-        if not self._may_need_room(candidates):
+        room_for_all = not self._may_need_room(candidates)
+        if room_for_all and not self._begun:
             return candidates, []
         chosen = {candidate.job_id for candidate in candidates}
+        for job in self._begun.values():
+            if job.job_id not in chosen and not job.in_flight:
+                chosen.add(job.job_id)
+                candidates.append(self._candidate(job, self.policy.enst(job, now)))
+        if room_for_all:
+            return candidates, []
         last = self.policy.last_holders(VICTIMS, now)
         return candidates, [Holder(job.job_id, enst) for job, enst in last if job.job_id not in chosen]
+
+    def _candidate(self, job: Job, enst: float) -> Candidate:
+        trace = job.trace if job.kv_tokens == 0 else None
+        prefix = b"" if job.announced else job.block_hashes
+        job.announced = True
+        return Candidate(job.job_id, job.new_tokens, job.tokens, enst, trace, prefix)
 
     def _may_need_room(self, candidates: list[Candidate]) -> bool:
         """Whether the device blocks left by the last plan may not suffice for these candidates."""
@@ -196,8 +208,12 @@ class Scheduler:
             job = self._jobs.get(job_id)
             if job is not None:
                 job.kv_tokens = 0
+                self._begun.pop(job_id, None)
                 self.policy.dropped(job)
                 self.history.note(job_id, JobEventKind.DROPPED, now, job.level)
+        for job_id in reply.arriving:
+            if job_id in self._jobs:
+                self._begun[job_id] = self._jobs[job_id]
         batch: list[Job] = []
         step_jobs: list[StepJob] = []
         for grant in reply.granted:
@@ -207,6 +223,10 @@ class Scheduler:
             job.step, job.computing = reply.step_id, grant.tokens
             if job.kv_tokens == 0:
                 job.kv_tokens = job.cached = grant.cached
+            if job.draws:
+                self._begun.pop(job.job_id, None)
+            else:
+                self._begun[job.job_id] = job
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
             self._note_start(job, now)
@@ -300,6 +320,7 @@ class Scheduler:
         job.step = None
         if job.job_id not in self._jobs:
             return
+        self._begun.pop(job.job_id, None)
         job.kv_tokens = 0  # recompute: what the failed step wrote cannot be trusted
         job.failures += 1
         if job.failures < MAX_FAILURES:
@@ -310,6 +331,7 @@ class Scheduler:
 
     def _end(self, job: Job, reason: FinishReason, now: float) -> None:
         del self._jobs[job.job_id]
+        self._begun.pop(job.job_id, None)
         completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self.policy.remove(job, completed=completed)
         self._released.append(job.job_id)
@@ -322,6 +344,7 @@ class Scheduler:
         """A new epoch begins: nothing is in flight, no job holds KV, each is recomputed from its tokens."""
         self._completed, self._released, self._ended, self._just_ran = [], [], [], []
         self._free_blocks = 0
+        self._begun.clear()
         self._steps.clear()
         self._next_step = 1
         for job in self._jobs.values():

@@ -112,6 +112,7 @@ class PlanReply(Message, frozen=True):
     waits: transfers that must be complete before this step computes (its own swap-ins)
     dropped: jobs whose KV was given up; they must be recomputed from their tokens
     free_blocks: device blocks left, without what is kept for arrivals
+    arriving: candidates that are being brought in; they stay candidates until they have run
     """
 
     step_id: StepId
@@ -120,6 +121,7 @@ class PlanReply(Message, frozen=True):
     waits: list[TransferId] = []
     dropped: list[JobId] = []
     free_blocks: int = 0
+    arriving: list[JobId] = []
 
 
 class KVChanged(Message, frozen=True):
