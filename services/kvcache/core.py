@@ -101,7 +101,7 @@ class KVCache:
         waits = bool(run) or job.residence is not Residence.DEVICE
         if (missing > 0 or waits) and not self._has_room(job, missing, run, plan):
             return
-        if not self.prefixes.holds(run):
+        if run and not self.prefixes.holds(run):
             # It gave way to a job that had to go to the host; now there is room, for what is still here.
             self._consider(candidate, plan)
             return
@@ -338,12 +338,16 @@ class KVCache:
             if candidate.prefix:
                 self.prefixes.announce(candidate.job_id, candidate.prefix)
             job = self._jobs.get(candidate.job_id)
-            if job is not None and job.idle and job.stale(candidate.context - candidate.new_tokens):
+            if job is None:
+                continue
+            if job.stale(candidate.context - candidate.new_tokens) and job.idle:
                 self._drop(job)  # before blocks are shared out: an earlier candidate may need them
-        for entry in (*request.candidates, *request.holders):
-            job = self._jobs.get(entry.job_id)
+            else:
+                self._host.due(job, candidate.enst)
+        for holder in request.holders:
+            job = self._jobs.get(holder.job_id)
             if job is not None:
-                self._host.due(job, entry.enst)
+                self._host.due(job, holder.enst)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
