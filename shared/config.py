@@ -74,6 +74,8 @@ class GatewayConfig(Section, frozen=True):
     replicas: gateway processes behind the ingress
     max_body_bytes: larger request bodies are refused with 413
     drain_s: seconds that open streams get to finish on shutdown
+    max_queued_requests: unfinished requests of one gateway process; more are refused with 429
+    max_queued_tokens: the same for their prompt + max_tokens, of all choices
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +83,8 @@ class GatewayConfig(Section, frozen=True):
     replicas: Positive = 1
     max_body_bytes: Positive = 4 * 1024 * 1024
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
+    max_queued_requests: Positive = 1024
+    max_queued_tokens: Positive = 4_000_000
 
 
 class SchedulerConfig(Section, frozen=True):

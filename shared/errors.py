@@ -29,6 +29,22 @@ class NotReady(SkipjoinError):
     """The application is loading, draining or has lost a service; the client may retry later."""
 
 
+class Overloaded(SkipjoinError):
+    """A limit on what may be under way at once is reached; the client may retry in `retry_after` seconds.
+
+    `kind` says what of: "requests" or "tokens"; `code` is the machine-readable reason.
+    """
+
+    def __init__(
+        self, message: str, retry_after: float, *, kind: str = "requests", code: str = "rate_limit_exceeded"
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        self.kind = kind
+        self.code = code
+
+
 class GenerationFailed(SkipjoinError):
     """A job ended by a failure inside the system, not by its own rules."""
 

@@ -9,6 +9,7 @@ from services.gateway.collect import render
 from services.gateway.jobs import OpenJobs, Server
 from shared.bus import Bus, Delivery, Subscription
 from shared.clock import Clock, MonotonicClock
+from shared.costmodel import GUESS, CostModel
 from shared.errors import (
     BusError,
     GenerationFailed,
@@ -47,7 +48,8 @@ _TOKENS_DEPTH = 4096
 
 
 class BusEngine:
-    """Construct, `await open()`, then run `receive_tokens()` and `watch_scheduler()` as loops of the service.
+    """Construct, `await open()`, then run `receive_tokens()`, `watch_scheduler()` and `watch_costs()` as loops of
+    the service.
 
     services: those asked for metrics (`scheduler`, `stage0`, ...)
     """
@@ -62,6 +64,8 @@ class BusEngine:
         self._jobs = OpenJobs(self._clock)
         self._tokens: Subscription | None = None
         self._hellos: Subscription | None = None
+        self._costs: Subscription | None = None
+        self.cost: CostModel = GUESS
         self._scheduler: Server | None = None
         self._hello: Hello | None = None
         self._heard = self._clock.now()
@@ -79,6 +83,7 @@ class BusEngine:
         subjects = self._bus.subjects
         self._tokens = await self._bus.subscribe(subjects.tokens(self._bus.instance), depth=_TOKENS_DEPTH)
         self._hellos = await self._bus.subscribe(subjects.hello("scheduler"))
+        self._costs = await self._bus.subscribe(subjects.cost_model)
 
     @property
     def instance(self) -> str:
@@ -148,6 +153,13 @@ class BusEngine:
                 self._jobs.fail_all(f"the scheduler did not come back within {_GIVE_UP_S:.0f} s")
             elif self.ready[0] or self._draining:
                 await self._resubmit()
+
+    async def watch_costs(self) -> None:
+        """Loop: read what the profiler tells the scheduler."""
+        assert self._costs is not None, "open() first"
+        async for delivery in self._costs:
+            if isinstance(delivery.body, CostModel):
+                self.cost = delivery.body
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the open ones finish for up to `seconds`, then fail the rest."""

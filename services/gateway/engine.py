@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from shared.costmodel import CostModel
 from shared.messages import JobTokens, Limits, Submit
 
 
@@ -20,6 +21,11 @@ class Engine(Protocol):
     @property
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be served now, and if not, why."""
+        ...
+
+    @property
+    def cost(self) -> CostModel:
+        """What iterations cost, as far as is known."""
         ...
 
     def generate(self, submit: Submit, trace: str | None) -> AsyncGenerator[JobTokens]:

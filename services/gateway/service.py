@@ -30,6 +30,7 @@ class GatewayService(Service):
         await self._engine.open()
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("scheduler", self._engine.watch_scheduler())
+        self.supervisor.start("costs", self._engine.watch_costs())
         self.api = create_app(self._engine, tokenizer, self.config, self.registry, self.tracing.tracer)
 
     async def drain(self) -> None:

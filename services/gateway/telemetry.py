@@ -1,6 +1,7 @@
 """What a request leaves behind: a span, its metrics, and open requests counted down whatever happens."""
 
 import time
+from contextlib import ExitStack
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
@@ -36,6 +37,7 @@ class RequestRecord:
     """One request from arrival to end.
 
     traceparent: W3C context below which other services continue the trace; None if it is not recorded
+    held: what is given back at its end, however it comes
     """
 
     def __init__(self, endpoint: str, span: Span, tracer: Tracer, metrics: GatewayMetrics) -> None:
@@ -43,6 +45,7 @@ class RequestRecord:
         self.arrived = time.perf_counter()
         self.traceparent = traceparent_of(span)
         self.status = 0
+        self.held = ExitStack()
         self._span = span
         self._tracer = tracer
         self._metrics = metrics
@@ -132,6 +135,7 @@ class Telemetry:
             raise
         finally:
             self._metrics.open.dec()
+            record.held.close()
             record.end()
 
     def _open(self, scope: Scope) -> RequestRecord:

@@ -16,6 +16,7 @@ from services.gateway.api import create_app
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
+from shared.costmodel import GUESS
 from shared.errors import NoResponder
 from shared.ids import Epoch
 from shared.messages import Body, Envelope, FinishReason, JobTokens, Limits, Submit, TokenLogprobs
@@ -111,6 +112,7 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self.limits: Limits | None = Limits(256, 512)
         self.ready: tuple[bool, str] = (True, "")
+        self.cost = GUESS
         self.refusal: Exception | None = None
         self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
@@ -167,9 +169,12 @@ def make_app(
     registry: Registry | None = None,
     tracer: Tracer | None = None,
     max_body_bytes: int = 20_000,
+    **gateway: Any,
 ) -> FastAPI:
+    """gateway: keys of that section of the configuration"""
     config = Config(
-        model=ModelConfig(path="/models/x", name=MODEL), gateway=GatewayConfig(max_body_bytes=max_body_bytes)
+        model=ModelConfig(path="/models/x", name=MODEL),
+        gateway=GatewayConfig(max_body_bytes=max_body_bytes, **gateway),
     )
     return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer())
 
