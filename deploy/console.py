@@ -53,6 +53,7 @@ def serve(config: Config, overrides: dict[str, Tree]) -> int:
     console = Console()
     try:
         _check_port(config)
+        _check_access(config, console)
         _prepare_model(config, console)
         return asyncio.run(_serve(config, overrides, console))
     except SkipjoinError as error:
@@ -72,6 +73,19 @@ def _check_port(config: Config) -> None:
             raise StartFailed(
                 f"gateway.port: cannot listen on {gateway.host}:{gateway.port} ({error.strerror})"
             ) from None
+
+
+def _check_access(config: Config, console: Console) -> None:
+    """Raises ConfigError for a keys file that cannot be used, before anything starts."""
+    from services.gateway.keys import load
+
+    gateway = config.gateway
+    if gateway.keys_file is not None:
+        load(Path(gateway.keys_file).expanduser())
+    if gateway.exposed:
+        console.show(
+            "gateway", f"warning: {gateway.host} and no gateway.keys_file: whoever reaches it may ask"
+        )
 
 
 def _prepare_model(config: Config, console: Console) -> None:

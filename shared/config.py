@@ -4,6 +4,7 @@ Load order: defaults, then the YAML file's `args`, then `--set key=value`. Unkno
 are refused with the path of the key.
 """
 
+import ipaddress
 import os
 import re
 from pathlib import Path
@@ -76,6 +77,8 @@ class GatewayConfig(Section, frozen=True):
     drain_s: seconds that open streams get to finish on shutdown
     max_queued_requests: unfinished requests of one gateway process; more are refused with 429
     max_queued_tokens: the same for their prompt + max_tokens, of all choices
+    keys_file: API keys, made by `skipjoin key`; default: everybody may ask
+    cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
     """
 
     host: str = "127.0.0.1"
@@ -85,6 +88,20 @@ class GatewayConfig(Section, frozen=True):
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
     max_queued_requests: Positive = 1024
     max_queued_tokens: Positive = 4_000_000
+    keys_file: str | None = None
+    cors_origins: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others than this machine reach it without a key."""
+        return self.keys_file is None and not _is_loopback(self.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 class SchedulerConfig(Section, frozen=True):

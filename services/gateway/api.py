@@ -4,9 +4,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from opentelemetry.trace import Tracer
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from services.gateway import refusals
+from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
     ChatCompletion,
@@ -18,6 +20,7 @@ from services.gateway.answers import (
 from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
+from services.gateway.keys import Keyring
 from services.gateway.refusals import RETRY_AFTER_S, ErrorBody, retry_after
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.serving import Serving
@@ -36,16 +39,24 @@ def _answers(whole: type[Any]) -> dict[int | str, dict[str, Any]]:
 
 
 def create_app(
-    engine: Engine, tokenizer: Tokenizer, config: Config, registry: Registry, tracer: Tracer
+    engine: Engine,
+    tokenizer: Tokenizer,
+    config: Config,
+    registry: Registry,
+    tracer: Tracer,
+    keyring: Keyring | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application.
 
     registry: this process's metrics
     tracer: for the request spans (`skipjoin.gateway`)
+    keyring: only holders of its keys are served; None: everybody is
     """
     service = Serving(engine, tokenizer, config)
     app = FastAPI(title="Skipjoin", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = json_route(config.gateway.max_body_bytes)
+    if keyring is not None:
+        app.add_middleware(AccessControl, keyring=keyring)
     app.add_middleware(
         Telemetry,
         tracer=tracer,
@@ -53,6 +64,14 @@ def create_app(
         model=service.model,
         endpoints=_ENDPOINTS,
     )
+    if config.gateway.cors_origins:  # outermost: a browser asks first, without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.gateway.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
     refusals.install(app)
 
     @app.post("/v1/chat/completions", responses=_answers(ChatCompletion))

@@ -48,8 +48,8 @@ _TOKENS_DEPTH = 4096
 
 
 class BusEngine:
-    """Construct, `await open()`, then run `receive_tokens()`, `watch_scheduler()` and `watch_costs()` as loops of
-    the service.
+    """Construct, `await open()`, then run the three loops as those of the service: `receive_tokens()`,
+    `watch_scheduler()` and `watch_costs()`.
 
     services: those asked for metrics (`scheduler`, `stage0`, ...)
     """

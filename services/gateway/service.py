@@ -1,11 +1,13 @@
 """The gateway's shell: the HTTP application over the engine that speaks to the scheduler."""
 
 import asyncio
+from pathlib import Path
 
 from fastapi import FastAPI
 
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
+from services.gateway.keys import Keyring, load
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.config import Config
@@ -22,6 +24,7 @@ class GatewayService(Service):
         super().__init__(config, "gateway")
 
     async def on_start(self) -> None:
+        keyring = self._keyring()
         folder = await asyncio.to_thread(checkpoint.resolve, self.config.model, lambda text, fraction: None)
         tokenizer = await asyncio.to_thread(Tokenizer, folder)
         stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
@@ -31,7 +34,23 @@ class GatewayService(Service):
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("scheduler", self._engine.watch_scheduler())
         self.supervisor.start("costs", self._engine.watch_costs())
-        self.api = create_app(self._engine, tokenizer, self.config, self.registry, self.tracing.tracer)
+        self.api = create_app(
+            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
+        )
+
+    def _keyring(self) -> Keyring | None:
+        """Raises ConfigError."""
+        gateway = self.config.gateway
+        if gateway.exposed:
+            self.log.warning(
+                "gateway.host is %s and gateway.keys_file is not set: whoever reaches this address may ask",
+                gateway.host,
+            )
+        if gateway.keys_file is None:
+            return None
+        keys = load(Path(gateway.keys_file).expanduser())
+        self.log.info("%d API keys: %s", len(keys), ", ".join(key.name for key in keys))
+        return Keyring(keys, self.clock)
 
     async def drain(self) -> None:
         await self._engine.drain(self.config.gateway.drain_s)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from services.gateway.access import access_of
 from services.gateway.admission import Admission, Job
 from services.gateway.answers import Answer, Model
 from services.gateway.backlog import Backlog
@@ -59,6 +60,10 @@ class Serving:
         assert record is not None  # the middleware covers /v1
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
+        access = access_of(request.scope)
+        if access is not None:
+            access.begin()
+            record.held.callback(access.end)
         self._backlog.cost = self.engine.cost
         place = self._backlog.enter()
         record.held.callback(place.leave)
@@ -67,9 +72,11 @@ class Serving:
         jobs = await asyncio.to_thread(admit, body, limits)
         place.take([job.submit for job in jobs])
         record.child("tokenize", time.perf_counter() - started)
-        waited = record.waited
+        waited, tenant = record.waited, access.key.tenant if access else None
         generations = [
-            Generation(self.engine, job.after(waited), self._tokenizer.token_bytes, record.traceparent)
+            Generation(
+                self.engine, job.after(waited, tenant), self._tokenizer.token_bytes, record.traceparent
+            )
             for job in jobs
         ]
         choices = Choices(generations, body.choices)

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
+from services.gateway.keys import Keyring
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
@@ -169,6 +170,7 @@ def make_app(
     registry: Registry | None = None,
     tracer: Tracer | None = None,
     max_body_bytes: int = 20_000,
+    keyring: Keyring | None = None,
     **gateway: Any,
 ) -> FastAPI:
     """gateway: keys of that section of the configuration"""
@@ -176,7 +178,7 @@ def make_app(
         model=ModelConfig(path="/models/x", name=MODEL),
         gateway=GatewayConfig(max_body_bytes=max_body_bytes, **gateway),
     )
-    return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer())
+    return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring)
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -24,7 +24,7 @@ async def served(engine: FakeEngine, tokenizer: Tokenizer, **gateway: Any) -> As
 
     listener = socket.create_server(("127.0.0.1", 0))
     app = make_app(engine, tokenizer, **gateway)
-    server = Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = Server(uvicorn.Config(app, log_level="warning", log_config=None, lifespan="off"))
     task = asyncio.create_task(server.serve([listener]))
     await started.wait()
     try:
