@@ -77,6 +77,7 @@ class GatewayConfig(Section, frozen=True):
     drain_s: seconds that open streams get to finish on shutdown
     max_queued_requests: unfinished requests of one gateway process; more are refused with 429
     max_queued_tokens: the same for their prompt + max_tokens, of all choices
+    max_timeout_s: longest deadline that a request may name, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
     cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
     """
@@ -88,6 +89,7 @@ class GatewayConfig(Section, frozen=True):
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
     max_queued_requests: Positive = 1024
     max_queued_tokens: Positive = 4_000_000
+    max_timeout_s: Seconds = 3600.0
     keys_file: str | None = None
     cors_origins: tuple[str, ...] = ()
 

@@ -45,6 +45,15 @@ class Overloaded(SkipjoinError):
         self.code = code
 
 
+class DeadlinePassed(SkipjoinError):
+    """The time that the client allowed is over and its answer is not complete."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"timeout: the answer was not complete after the {seconds:g} s that the request allowed"
+        )
+
+
 class GenerationFailed(SkipjoinError):
     """A job ended by a failure inside the system, not by its own rules."""
 

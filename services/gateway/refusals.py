@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from services.gateway.telemetry import record_of
-from shared.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+from shared.errors import DeadlinePassed, GenerationFailed, InvalidRequest, NotReady, Overloaded
 
 RETRY_AFTER_S = 1
 _shorten = reprlib.Repr()
@@ -32,7 +32,15 @@ class ClientGone(Exception):
     """The client closed the connection before its answer was complete."""
 
 
-_EXPECTED = (InvalidRequest, NotReady, Overloaded, GenerationFailed, ClientGone, ClientDisconnect)
+_EXPECTED = (
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    DeadlinePassed,
+    GenerationFailed,
+    ClientGone,
+    ClientDisconnect,
+)
 
 
 class ErrorDetail(BaseModel):
@@ -81,6 +89,13 @@ def describe(error: Exception) -> Failure:
             retry = retry_after(error.retry_after)
             text = f"{error.message}; retry in {retry['retry-after']} s"
             return Failure(429, text, error.kind, None, error.code, retry)
+        case DeadlinePassed():
+            # 504: the server was too slow. 408 would say that the client was, and is repeated by browsers and
+            # proxies on their own. OpenAI's clients repeat both, unless told not to.
+            once = {"x-should-retry": "false"}
+            return Failure(
+                504, str(error), "timeout_error", "timeout", "deadline_exceeded", once, outcome="timeout"
+            )
         case GenerationFailed():
             text = f"the generation failed: {error}"
             return Failure(500, text, "server_error", code="generation_failed", outcome="error")

@@ -78,6 +78,9 @@ class GenerationRequest(Strict):
     user: str | None = Field(
         None, description="whose fair share this counts against, under scheduler.policy fair"
     )
+    timeout: float | None = Field(
+        None, gt=0, description="seconds after which the request is given up (default: none)"
+    )
     priority: int | None = Field(
         None, ge=-100, le=100, description="lower runs first, default 0; classes are strict"
     )

@@ -13,7 +13,9 @@ from services.gateway.admission import Admission, Job
 from services.gateway.answers import Answer, Model
 from services.gateway.backlog import Backlog
 from services.gateway.choices import Choices
+from services.gateway.deadline import deadline_of
 from services.gateway.engine import Engine
+from services.gateway.interruption import Interruption
 from services.gateway.schema import GenerationRequest
 from services.gateway.sse import EventStream, whole_answer
 from services.gateway.streaming import Generation
@@ -39,6 +41,7 @@ class Serving:
         self.created = int(time.time())
         self.admission = Admission(tokenizer, model, engine.instance)
         self._tokenizer = tokenizer
+        self._max_timeout_s = config.gateway.max_timeout_s
         self._backlog = Backlog(
             config.gateway.max_queued_requests,
             config.gateway.max_queued_tokens,
@@ -53,13 +56,14 @@ class Serving:
         admit: Callable[[_Body, Limits], list[Job]],
         answer_type: type[Answer],
     ) -> Response:
-        """Admit, submit and answer. Raises InvalidRequest, NotReady, Overloaded, GenerationFailed or
-        ClientGone.
+        """Admit, submit and answer. Raises InvalidRequest, NotReady, Overloaded, DeadlinePassed,
+        GenerationFailed or ClientGone.
         """
         record = record_of(request.scope)
         assert record is not None  # the middleware covers /v1
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
+        deadline = deadline_of(request, body.timeout, self._max_timeout_s)
         access = access_of(request.scope)
         if access is not None:
             access.begin()
@@ -84,9 +88,10 @@ class Serving:
         first = jobs[0].submit
         names = None if first.sampling.logprobs is None else self._tokenizer.names
         answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
+        interruption = Interruption(deadline, record.waited)
         if body.stream:
-            return EventStream(choices, answer, record)
-        return await whole_answer(choices, answer, record, request.receive)
+            return EventStream(choices, answer, record, interruption)
+        return await whole_answer(choices, answer, record, interruption, request.receive)
 
     def describe_model(self) -> Model:
         limits = self.engine.limits
