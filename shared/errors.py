@@ -58,6 +58,10 @@ class GenerationFailed(SkipjoinError):
     """A job ended by a failure inside the system, not by its own rules."""
 
 
+class RequestCancelled(GenerationFailed):
+    """Somebody cancelled the request by its id."""
+
+
 class BusError(SkipjoinError):
     """Base of what can go wrong on the bus."""
 

@@ -7,7 +7,7 @@ from opentelemetry.trace import Tracer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from services.gateway import refusals
+from services.gateway import refusals, requests_api
 from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
@@ -29,7 +29,7 @@ from services.gateway.tokenizer import Tokenizer
 from shared.config import Config
 from shared.metrics import Registry
 
-_ENDPOINTS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions"})
+_ENDPOINTS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/requests"})
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 
 
@@ -90,6 +90,8 @@ def create_app(
     async def model(model: str) -> Model:
         service.admission.check_model(model)
         return service.describe_model()
+
+    requests_api.install(app, service.requests, engine, exposed=config.gateway.exposed)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -17,12 +17,15 @@ from shared.errors import (
     NoResponder,
     NotReady,
     PayloadTooLarge,
+    RequestCancelled,
 )
 from shared.ids import Epoch, JobId
 from shared.messages import (
     Abort,
     Accepted,
     CollectMetrics,
+    Explain,
+    Explanation,
     FinishReason,
     Hello,
     JobTokens,
@@ -39,6 +42,7 @@ log = logging.getLogger("skipjoin.gateway")
 
 _SUBMIT_TIMEOUT_S = 5.0
 _METRICS_TIMEOUT_S = 1.0
+_EXPLAIN_TIMEOUT_S = 2.0
 _SILENCE_S = 5.0
 """The scheduler says Hello every second; after this long without one it counts as lost."""
 _GIVE_UP_S = 60.0
@@ -119,7 +123,9 @@ class BusEngine:
             while finish is None:
                 item = await job.next()
                 finish = item.finish
-                if finish in (FinishReason.ERROR, FinishReason.ABORT):
+                if finish is FinishReason.ABORT:  # by another gateway: we close what we abort ourselves
+                    raise RequestCancelled(item.error or "it was cancelled")
+                if finish is FinishReason.ERROR:
                     raise GenerationFailed(item.error or "the job failed")
                 yield item
         finally:
@@ -171,6 +177,22 @@ class BusEngine:
             self._jobs.fail_all("the gateway is shutting down")
             await self._idle.wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        """See `Engine.explain`."""
+        try:
+            answer = await self._bus.request(
+                self._bus.subjects.explain, Explain(job_id), timeout=_EXPLAIN_TIMEOUT_S
+            )
+        except BusError as error:
+            raise NotReady(f"the scheduler did not answer ({error})") from None
+        if not isinstance(answer.body, Explanation):
+            raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
+        return answer.body
+
+    async def abort(self, job_id: JobId) -> None:
+        """See `Engine.abort`."""
+        await self._bus.publish(self._bus.subjects.abort, Abort([job_id]))
 
     async def metrics(self) -> str:
         answers = await asyncio.gather(*(self._collect(service) for service in self._services))

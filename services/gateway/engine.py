@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from shared.costmodel import CostModel
-from shared.messages import JobTokens, Limits, Submit
+from shared.ids import JobId
+from shared.messages import Explanation, JobTokens, Limits, Submit
 
 
 class Engine(Protocol):
@@ -36,6 +37,14 @@ class Engine(Protocol):
 
         Raises InvalidRequest or NotReady before the first item, GenerationFailed after it.
         """
+        ...
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        """What the scheduler knows of a job of whichever gateway. Raises NotReady if it does not answer."""
+        ...
+
+    async def abort(self, job_id: JobId) -> None:
+        """End a job of another gateway, which learns of it."""
         ...
 
     async def metrics(self) -> str:

@@ -14,7 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from services.gateway.telemetry import record_of
-from shared.errors import DeadlinePassed, GenerationFailed, InvalidRequest, NotReady, Overloaded
+from shared.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    RequestCancelled,
+)
 
 RETRY_AFTER_S = 1
 _shorten = reprlib.Repr()
@@ -96,6 +103,8 @@ def describe(error: Exception) -> Failure:
             return Failure(
                 504, str(error), "timeout_error", "timeout", "deadline_exceeded", once, outcome="timeout"
             )
+        case RequestCancelled():  # 499 as for a client that left, which this is a substitute for
+            return Failure(499, "the request was cancelled", code="request_cancelled", outcome="abort")
         case GenerationFailed():
             text = f"the generation failed: {error}"
             return Failure(500, text, "server_error", code="generation_failed", outcome="error")

@@ -17,6 +17,8 @@ StopString = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 _INT64 = 2**63
+REQUEST_ID = "^[!-~]{1,128}$"
+"""Printable ASCII: it goes into a header."""
 
 
 class Strict(BaseModel):
@@ -77,6 +79,9 @@ class GenerationRequest(Strict):
     ignore_eos: bool | None = Field(None, description="go on after the end-of-text token (default false)")
     user: str | None = Field(
         None, description="whose fair share this counts against, under scheduler.policy fair"
+    )
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = Field(
+        None, description="names the request in /v1/requests and X-Request-Id, before the header of that name"
     )
     timeout: float | None = Field(
         None, gt=0, description="seconds after which the request is given up (default: none)"

@@ -16,6 +16,7 @@ from services.gateway.choices import Choices
 from services.gateway.deadline import deadline_of
 from services.gateway.engine import Engine
 from services.gateway.interruption import Interruption
+from services.gateway.open_requests import OpenRequest, OpenRequests
 from services.gateway.schema import GenerationRequest
 from services.gateway.sse import EventStream, whole_answer
 from services.gateway.streaming import Generation
@@ -41,6 +42,7 @@ class Serving:
         self.created = int(time.time())
         self.admission = Admission(tokenizer, model, engine.instance)
         self._tokenizer = tokenizer
+        self.requests = OpenRequests()
         self._max_timeout_s = config.gateway.max_timeout_s
         self._backlog = Backlog(
             config.gateway.max_queued_requests,
@@ -64,6 +66,7 @@ class Serving:
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
         deadline = deadline_of(request, body.timeout, self._max_timeout_s)
+        record.request_id = body.request_id or record.request_id
         access = access_of(request.scope)
         if access is not None:
             access.begin()
@@ -89,6 +92,17 @@ class Serving:
         names = None if first.sampling.logprobs is None else self._tokenizer.names
         answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
         interruption = Interruption(deadline, record.waited)
+        opened = OpenRequest(
+            record.request_id,
+            answer.id,
+            record.endpoint,
+            access.key.name if access else None,
+            [job.submit.job_id for job in jobs],
+            choices,
+            interruption,
+        )
+        self.requests.add(opened)
+        record.held.callback(self.requests.close, opened)
         if body.stream:
             return EventStream(choices, answer, record, interruption)
         return await whole_answer(choices, answer, record, interruption, request.receive)

@@ -19,8 +19,17 @@ from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
 from shared.costmodel import GUESS
 from shared.errors import NoResponder
-from shared.ids import Epoch
-from shared.messages import Body, Envelope, FinishReason, JobTokens, Limits, Submit, TokenLogprobs
+from shared.ids import Epoch, JobId
+from shared.messages import (
+    Body,
+    Envelope,
+    Explanation,
+    FinishReason,
+    JobTokens,
+    Limits,
+    Submit,
+    TokenLogprobs,
+)
 from shared.metrics import Registry
 from shared.subjects import Subjects
 
@@ -122,6 +131,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.traces: list[str | None] = []
         self.aborted: list[int] = []
+        self.explanations: dict[int, Explanation] = {}
         self.waiting = asyncio.Event()
 
     def say(self, text: str, *, at_once: int = 1, stop_token: int | None = None) -> None:
@@ -158,6 +168,12 @@ class FakeEngine:
         finally:
             if not ended:
                 self.aborted.append(submit.job_id)
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        return self.explanations.get(job_id, Explanation(job_id, found=False))
+
+    async def abort(self, job_id: JobId) -> None:
+        self.aborted.append(job_id)
 
     async def metrics(self) -> str:
         return "skipjoin_up 1\n"
