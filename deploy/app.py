@@ -23,6 +23,12 @@ LIGHT = {"num_cpus": 0}
 """Services share the machine's cores by the operating system's scheduling, not by Ray's bookkeeping."""
 
 
+DIRECT = {**LIGHT, "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}}
+"""The gateway writes to its clients itself. Between two threads Serve has a queue without a bound, in which
+the answer of a client that does not read would pile up.
+"""
+
+
 class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
@@ -143,6 +149,7 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         GatewayDeployment,
         "gateway",
         num_replicas=config.gateway.replicas,
+        ray_actor_options=DIRECT,
         max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )

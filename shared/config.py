@@ -78,6 +78,7 @@ class GatewayConfig(Section, frozen=True):
     max_queued_requests: unfinished requests of one gateway process; more are refused with 429
     max_queued_tokens: the same for their prompt + max_tokens, of all choices
     max_timeout_s: longest deadline that a request may name, seconds
+    reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
     cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
     """
@@ -90,6 +91,7 @@ class GatewayConfig(Section, frozen=True):
     max_queued_requests: Positive = 1024
     max_queued_tokens: Positive = 4_000_000
     max_timeout_s: Seconds = 3600.0
+    reader_timeout_s: Seconds = 60.0
     keys_file: str | None = None
     cors_origins: tuple[str, ...] = ()
 

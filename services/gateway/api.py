@@ -21,6 +21,7 @@ from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
 from services.gateway.keys import Keyring
+from services.gateway.readers import ReaderTimeout
 from services.gateway.refusals import RETRY_AFTER_S, ErrorBody, retry_after
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.serving import Serving
@@ -55,6 +56,7 @@ def create_app(
     service = Serving(engine, tokenizer, config)
     app = FastAPI(title="Skipjoin", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = json_route(config.gateway.max_body_bytes)
+    app.add_middleware(ReaderTimeout, seconds=config.gateway.reader_timeout_s)
     if keyring is not None:
         app.add_middleware(AccessControl, keyring=keyring)
     app.add_middleware(

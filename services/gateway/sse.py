@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from services.gateway.answers import DONE, Answer, Usage
 from services.gateway.choices import Choices
 from services.gateway.interruption import Interruption
+from services.gateway.readers import ReaderStuck
 from services.gateway.refusals import ClientGone, describe
 from services.gateway.streaming import Piece
 from services.gateway.telemetry import RequestRecord
@@ -48,6 +49,8 @@ class EventStream(Response):
         except ClientGone as gone:
             failure = describe(gone)
             self._record.failed(failure.outcome, failure.message)
+        except ReaderStuck:
+            raise
         except Exception as error:
             if not started:
                 raise

@@ -23,6 +23,8 @@ async def served(engine: FakeEngine, tokenizer: Tokenizer, **gateway: Any) -> As
             started.set()
 
     listener = socket.create_server(("127.0.0.1", 0))
+    # Connections inherit it: the kernel would take megabytes for a client that does not read.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
     app = make_app(engine, tokenizer, **gateway)
     server = Server(uvicorn.Config(app, log_level="warning", log_config=None, lifespan="off"))
     task = asyncio.create_task(server.serve([listener]))
