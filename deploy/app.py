@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
+from deploy.ingress import own_request_ids
 from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
@@ -69,6 +70,7 @@ class GatewayDeployment:
         from services.gateway.service import GatewayService
 
         _log_to_stderr()
+        own_request_ids()
         self._service = GatewayService(parse(tree))
         await self._service.start()
 

@@ -10,7 +10,9 @@ from services.gateway.bus_engine import BusEngine
 from services.gateway.keys import Keyring, load
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
+from shared.bus import Subscription
 from shared.config import Config
+from shared.messages import DRAINED, Drain, Hello
 from shared.service import Service
 
 
@@ -19,6 +21,7 @@ class GatewayService(Service):
 
     api: FastAPI
     _engine: BusEngine
+    _drained = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, "gateway")
@@ -33,6 +36,8 @@ class GatewayService(Service):
         await self._engine.open()
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("scheduler", self._engine.watch_scheduler())
+        orders = await self.bus.subscribe(self.bus.subjects.drain)
+        self.supervisor.start("drain", self._drain_when_told(orders))
         self.supervisor.start("costs", self._engine.watch_costs())
         self.api = create_app(
             self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
@@ -52,5 +57,18 @@ class GatewayService(Service):
         self.log.info("%d API keys: %s", len(keys), ", ".join(key.name for key in keys))
         return Keyring(keys, self.clock)
 
+    def hello(self) -> Hello:
+        ready, reason = self._engine.ready
+        return Hello(self.name, self.bus.instance, ready, DRAINED if self._drained else reason)
+
     async def drain(self) -> None:
         await self._engine.drain(self.config.gateway.drain_s)
+
+    async def _drain_when_told(self, orders: Subscription) -> None:
+        """While everything still runs that the open answers need."""
+        async for delivery in orders:
+            if isinstance(delivery.body, Drain):
+                self.log.info("draining")
+                await self.drain()
+                self._drained = True
+                await self.say_hello()

@@ -23,6 +23,8 @@ from shared.messages.kv import (
     StaleEpoch,
 )
 from shared.messages.life import (
+    DRAINED,
+    Drain,
     Hello,
     Limits,
     Progress,
@@ -61,6 +63,7 @@ from shared.messages.steps import (
 )
 
 __all__ = [
+    "DRAINED",
     "Abort",
     "Accepted",
     "Body",
@@ -68,6 +71,7 @@ __all__ = [
     "CollectMetrics",
     "Direction",
     "Directive",
+    "Drain",
     "Envelope",
     "Explain",
     "Explanation",
@@ -110,7 +114,7 @@ Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
     | PlanRequest | PlanReply | KVChanged | StaleEpoch
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
-    | CostModel | Hello | Progress | CollectMetrics | Metrics
+    | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
 )  # fmt: skip
 """Any message body."""
 
