@@ -77,6 +77,9 @@ class GatewayConfig(Section, frozen=True):
     drain_s: seconds that open streams get to finish on shutdown
     max_queued_requests: unfinished requests of one gateway process; more are refused with 429
     max_queued_tokens: the same for their prompt + max_tokens, of all choices
+    max_prompt_tokens: longest prompt taken; default: what fits the model
+    max_choices: answers that one request may ask for (n, for each of its prompts)
+    max_header_bytes: larger request headers get a 431; the HAProxy ingress itself refuses about 15 KB
     max_timeout_s: longest deadline that a request may name, seconds
     reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
@@ -90,6 +93,9 @@ class GatewayConfig(Section, frozen=True):
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
     max_queued_requests: Positive = 1024
     max_queued_tokens: Positive = 4_000_000
+    max_prompt_tokens: Positive | None = None
+    max_choices: Positive = 1024
+    max_header_bytes: Annotated[int, Meta(ge=1024)] = 12 * 1024
     max_timeout_s: Seconds = 3600.0
     reader_timeout_s: Seconds = 60.0
     keys_file: str | None = None

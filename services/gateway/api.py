@@ -17,6 +17,7 @@ from services.gateway.answers import (
     Model,
     ModelList,
 )
+from services.gateway.bounds import HeaderLimit
 from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
@@ -57,6 +58,7 @@ def create_app(
     app = FastAPI(title="Skipjoin", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = json_route(config.gateway.max_body_bytes)
     app.add_middleware(ReaderTimeout, seconds=config.gateway.reader_timeout_s)
+    app.add_middleware(HeaderLimit, limit=config.gateway.max_header_bytes)
     if keyring is not None:
         app.add_middleware(AccessControl, keyring=keyring)
     app.add_middleware(

@@ -107,6 +107,11 @@ class GenerationRequest(Strict):
         return self
 
     @property
+    def prompt_field(self) -> str:
+        """The field that errors about the prompt name."""
+        return "prompt"
+
+    @property
     def choices(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
@@ -178,6 +183,10 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("value", "only allowed with logprobs: true", {"param": "top_logprobs"})
         return self
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages"
 
     @property
     def top(self) -> int | None:

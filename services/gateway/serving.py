@@ -12,6 +12,7 @@ from services.gateway.access import access_of
 from services.gateway.admission import Admission, Job
 from services.gateway.answers import Answer, Model
 from services.gateway.backlog import Backlog
+from services.gateway.bounds import check_choices, check_jobs
 from services.gateway.choices import Choices
 from services.gateway.deadline import deadline_of
 from services.gateway.engine import Engine
@@ -43,7 +44,7 @@ class Serving:
         self.admission = Admission(tokenizer, model, engine.instance)
         self._tokenizer = tokenizer
         self.requests = OpenRequests()
-        self._max_timeout_s = config.gateway.max_timeout_s
+        self._config = config.gateway
         self._backlog = Backlog(
             config.gateway.max_queued_requests,
             config.gateway.max_queued_tokens,
@@ -65,7 +66,8 @@ class Serving:
         assert record is not None  # the middleware covers /v1
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
-        deadline = deadline_of(request, body.timeout, self._max_timeout_s)
+        check_choices(body.choices, self._config)
+        deadline = deadline_of(request, body.timeout, self._config.max_timeout_s)
         record.request_id = body.request_id or record.request_id
         access = access_of(request.scope)
         if access is not None:
@@ -77,6 +79,7 @@ class Serving:
 
         started = time.perf_counter()
         jobs = await asyncio.to_thread(admit, body, limits)
+        check_jobs(jobs, body.choices, body.prompt_field, self._config)
         place.take([job.submit for job in jobs])
         record.child("tokenize", time.perf_counter() - started)
         waited, tenant = record.waited, access.key.tenant if access else None
