@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
+from deploy.ingress import own_request_ids
 from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
@@ -21,6 +22,12 @@ HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 15.0, "gracefu
 
 LIGHT = {"num_cpus": 0}
 """Services share the machine's cores by the operating system's scheduling, not by Ray's bookkeeping."""
+
+
+DIRECT = {**LIGHT, "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}}
+"""The gateway writes to its clients itself. Between two threads Serve has a queue without a bound, in which
+the answer of a client that does not read would pile up.
+"""
 
 
 class NatsDeployment:
@@ -63,6 +70,7 @@ class GatewayDeployment:
         from services.gateway.service import GatewayService
 
         _log_to_stderr()
+        own_request_ids()
         self._service = GatewayService(parse(tree))
         await self._service.start()
 
@@ -143,6 +151,7 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         GatewayDeployment,
         "gateway",
         num_replicas=config.gateway.replicas,
+        ray_actor_options=DIRECT,
         max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )

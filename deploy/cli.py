@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from deploy import profile
+from deploy import keys, profile
 from deploy.options import add_config_arguments, load
 from loadgen.simulate import command as simulate
 from shared.config import to_yaml
@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         add_config_arguments(command)
     profile.register(commands)
+    keys.register(commands)
     simulate.register(commands)
     return parser
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from deploy.draining import drain
 from deploy.ingress import haproxy_environment
 from shared.bus import Bus
 from shared.config import Config, Tree
@@ -53,6 +54,7 @@ def serve(config: Config, overrides: dict[str, Tree]) -> int:
     console = Console()
     try:
         _check_port(config)
+        _check_access(config, console)
         _prepare_model(config, console)
         return asyncio.run(_serve(config, overrides, console))
     except SkipjoinError as error:
@@ -74,6 +76,19 @@ def _check_port(config: Config) -> None:
             ) from None
 
 
+def _check_access(config: Config, console: Console) -> None:
+    """Raises ConfigError for a keys file that cannot be used, before anything starts."""
+    from services.gateway.keys import load
+
+    gateway = config.gateway
+    if gateway.keys_file is not None:
+        load(Path(gateway.keys_file).expanduser())
+    if gateway.exposed:
+        console.show(
+            "gateway", f"warning: {gateway.host} and no gateway.keys_file: whoever reaches it may ask"
+        )
+
+
 def _prepare_model(config: Config, console: Console) -> None:
     """Before Ray starts, so that a missing model fails in a second and a conversion shows its progress."""
     from services.stage.checkpoint import resolve
@@ -83,9 +98,8 @@ def _prepare_model(config: Config, console: Console) -> None:
 
 async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    hurry = asyncio.Event()
+    _listen_for_signals(stop, hurry)
     embedded = config.nats.url is None
     if embedded:
         config = with_embedded_address(config)
@@ -97,17 +111,27 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
     console.show("ray", "starting")
     try:
         await _start(application)
+        _listen_for_signals(stop, hurry)  # Ray has taken SIGTERM for a crash, and aborts after three seconds
         watcher = asyncio.create_task(_show_progress(config, console))
         ready = await _wait_ready(application, config, console, stop)
         watcher.cancel()
         if ready:
             _announce(config)
             await stop.wait()
+            console.show("gateway", "letting open requests end; once more to stop now")
+            await drain(config, hurry)
     finally:
         console.show("ray", "stopping")
         await asyncio.to_thread(application.stop)
         shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
     return 0
+
+
+def _listen_for_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """The first signal asks to stop, a second one to stop now."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
 
 
 async def _check_external_nats(config: Config) -> None:

@@ -63,9 +63,9 @@ class ServedApplication:
         self._reader.join(10)
         return status
 
-    def stop(self) -> int:
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(number)
         return self.process.wait(STOP_TIMEOUT_S)
 
     def survivors(self) -> list[str]:

@@ -4,6 +4,7 @@ Load order: defaults, then the YAML file's `args`, then `--set key=value`. Unkno
 are refused with the path of the key.
 """
 
+import ipaddress
 import os
 import re
 from pathlib import Path
@@ -74,6 +75,15 @@ class GatewayConfig(Section, frozen=True):
     replicas: gateway processes behind the ingress
     max_body_bytes: larger request bodies are refused with 413
     drain_s: seconds that open streams get to finish on shutdown
+    max_queued_requests: unfinished requests of one gateway process; more are refused with 429
+    max_queued_tokens: the same for their prompt + max_tokens, of all choices
+    max_prompt_tokens: longest prompt taken; default: what fits the model
+    max_choices: answers that one request may ask for (n, for each of its prompts)
+    max_header_bytes: larger request headers get a 431; the HAProxy ingress itself refuses about 15 KB
+    max_timeout_s: longest deadline that a request may name, seconds
+    reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
+    keys_file: API keys, made by `skipjoin key`; default: everybody may ask
+    cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +91,27 @@ class GatewayConfig(Section, frozen=True):
     replicas: Positive = 1
     max_body_bytes: Positive = 4 * 1024 * 1024
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
+    max_queued_requests: Positive = 1024
+    max_queued_tokens: Positive = 4_000_000
+    max_prompt_tokens: Positive | None = None
+    max_choices: Positive = 1024
+    max_header_bytes: Annotated[int, Meta(ge=1024)] = 12 * 1024
+    max_timeout_s: Seconds = 3600.0
+    reader_timeout_s: Seconds = 60.0
+    keys_file: str | None = None
+    cors_origins: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others than this machine reach it without a key."""
+        return self.keys_file is None and not _is_loopback(self.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 class SchedulerConfig(Section, frozen=True):

@@ -29,8 +29,37 @@ class NotReady(SkipjoinError):
     """The application is loading, draining or has lost a service; the client may retry later."""
 
 
+class Overloaded(SkipjoinError):
+    """A limit on what may be under way at once is reached; the client may retry in `retry_after` seconds.
+
+    `kind` says what of: "requests" or "tokens"; `code` is the machine-readable reason.
+    """
+
+    def __init__(
+        self, message: str, retry_after: float, *, kind: str = "requests", code: str = "rate_limit_exceeded"
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        self.kind = kind
+        self.code = code
+
+
+class DeadlinePassed(SkipjoinError):
+    """The time that the client allowed is over and its answer is not complete."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"timeout: the answer was not complete after the {seconds:g} s that the request allowed"
+        )
+
+
 class GenerationFailed(SkipjoinError):
     """A job ended by a failure inside the system, not by its own rules."""
+
+
+class RequestCancelled(GenerationFailed):
+    """Somebody cancelled the request by its id."""
 
 
 class BusError(SkipjoinError):

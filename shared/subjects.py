@@ -85,6 +85,11 @@ class Subjects:
         return self._of("hello", "*")
 
     @property
+    def drain(self) -> str:
+        """To all gateways, before the application stops."""
+        return self._of("drain")
+
+    @property
     def progress(self) -> str:
         return self._of("progress")
 

@@ -33,9 +33,11 @@ class Job(msgspec.Struct, frozen=True):
     continues: bool
     echo: str = ""
 
-    def after(self, waited: float) -> "Job":
-        """The same, that many seconds after the request arrived."""
-        return msgspec.structs.replace(self, submit=msgspec.structs.replace(self.submit, waited=waited))
+    def after(self, waited: float, tenant: str | None = None) -> "Job":
+        """The same, that many seconds after the request arrived, on account of `tenant` if there is one."""
+        tenant = self.submit.tenant if tenant is None else tenant
+        submit = msgspec.structs.replace(self.submit, waited=waited, tenant=tenant)
+        return msgspec.structs.replace(self, submit=submit)
 
 
 class Admission:

@@ -9,6 +9,7 @@ from services.gateway.collect import render
 from services.gateway.jobs import OpenJobs, Server
 from shared.bus import Bus, Delivery, Subscription
 from shared.clock import Clock, MonotonicClock
+from shared.costmodel import GUESS, CostModel
 from shared.errors import (
     BusError,
     GenerationFailed,
@@ -16,12 +17,15 @@ from shared.errors import (
     NoResponder,
     NotReady,
     PayloadTooLarge,
+    RequestCancelled,
 )
 from shared.ids import Epoch, JobId
 from shared.messages import (
     Abort,
     Accepted,
     CollectMetrics,
+    Explain,
+    Explanation,
     FinishReason,
     Hello,
     JobTokens,
@@ -38,6 +42,7 @@ log = logging.getLogger("skipjoin.gateway")
 
 _SUBMIT_TIMEOUT_S = 5.0
 _METRICS_TIMEOUT_S = 1.0
+_EXPLAIN_TIMEOUT_S = 2.0
 _SILENCE_S = 5.0
 """The scheduler says Hello every second; after this long without one it counts as lost."""
 _GIVE_UP_S = 60.0
@@ -47,7 +52,8 @@ _TOKENS_DEPTH = 4096
 
 
 class BusEngine:
-    """Construct, `await open()`, then run `receive_tokens()` and `watch_scheduler()` as loops of the service.
+    """Construct, `await open()`, then run the three loops as those of the service: `receive_tokens()`,
+    `watch_scheduler()` and `watch_costs()`.
 
     services: those asked for metrics (`scheduler`, `stage0`, ...)
     """
@@ -62,6 +68,8 @@ class BusEngine:
         self._jobs = OpenJobs(self._clock)
         self._tokens: Subscription | None = None
         self._hellos: Subscription | None = None
+        self._costs: Subscription | None = None
+        self.cost: CostModel = GUESS
         self._scheduler: Server | None = None
         self._hello: Hello | None = None
         self._heard = self._clock.now()
@@ -79,6 +87,7 @@ class BusEngine:
         subjects = self._bus.subjects
         self._tokens = await self._bus.subscribe(subjects.tokens(self._bus.instance), depth=_TOKENS_DEPTH)
         self._hellos = await self._bus.subscribe(subjects.hello("scheduler"))
+        self._costs = await self._bus.subscribe(subjects.cost_model)
 
     @property
     def instance(self) -> str:
@@ -114,7 +123,9 @@ class BusEngine:
             while finish is None:
                 item = await job.next()
                 finish = item.finish
-                if finish in (FinishReason.ERROR, FinishReason.ABORT):
+                if finish is FinishReason.ABORT:  # by another gateway: we close what we abort ourselves
+                    raise RequestCancelled(item.error or "it was cancelled")
+                if finish is FinishReason.ERROR:
                     raise GenerationFailed(item.error or "the job failed")
                 yield item
         finally:
@@ -149,6 +160,13 @@ class BusEngine:
             elif self.ready[0] or self._draining:
                 await self._resubmit()
 
+    async def watch_costs(self) -> None:
+        """Loop: read what the profiler tells the scheduler."""
+        assert self._costs is not None, "open() first"
+        async for delivery in self._costs:
+            if isinstance(delivery.body, CostModel):
+                self.cost = delivery.body
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the open ones finish for up to `seconds`, then fail the rest."""
         self._draining = True
@@ -159,6 +177,22 @@ class BusEngine:
             self._jobs.fail_all("the gateway is shutting down")
             await self._idle.wait()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        """See `Engine.explain`."""
+        try:
+            answer = await self._bus.request(
+                self._bus.subjects.explain, Explain(job_id), timeout=_EXPLAIN_TIMEOUT_S
+            )
+        except BusError as error:
+            raise NotReady(f"the scheduler did not answer ({error})") from None
+        if not isinstance(answer.body, Explanation):
+            raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
+        return answer.body
+
+    async def abort(self, job_id: JobId) -> None:
+        """See `Engine.abort`."""
+        await self._bus.publish(self._bus.subjects.abort, Abort([job_id]))
 
     async def metrics(self) -> str:
         answers = await asyncio.gather(*(self._collect(service) for service in self._services))

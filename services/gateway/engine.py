@@ -3,7 +3,9 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from shared.messages import JobTokens, Limits, Submit
+from shared.costmodel import CostModel
+from shared.ids import JobId
+from shared.messages import Explanation, JobTokens, Limits, Submit
 
 
 class Engine(Protocol):
@@ -22,6 +24,11 @@ class Engine(Protocol):
         """Whether requests can be served now, and if not, why."""
         ...
 
+    @property
+    def cost(self) -> CostModel:
+        """What iterations cost, as far as is known."""
+        ...
+
     def generate(self, submit: Submit, trace: str | None) -> AsyncGenerator[JobTokens]:
         """Run a job. The first item has no tokens: it says that the job was accepted.
 
@@ -30,6 +37,14 @@ class Engine(Protocol):
 
         Raises InvalidRequest or NotReady before the first item, GenerationFailed after it.
         """
+        ...
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        """What the scheduler knows of a job of whichever gateway. Raises NotReady if it does not answer."""
+        ...
+
+    async def abort(self, job_id: JobId) -> None:
+        """End a job of another gateway, which learns of it."""
         ...
 
     async def metrics(self) -> str:

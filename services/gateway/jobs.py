@@ -71,8 +71,10 @@ class OpenJob:
         """Append what is new in `item`; a gap before it makes the job stale."""
         if self.finish is not None:
             return
-        if item.finish in _FAILED:  # wherever it happened, there is nothing more to come
-            self.fail(item.error or "the job was aborted inside the system", held=False)
+        if (
+            item.finish is not None and item.finish in _FAILED
+        ):  # wherever it happened, there is nothing more to come
+            self.fail(item.error or "the job was aborted inside the system", held=False, finish=item.finish)
             return
         known = len(self.output) - item.start
         if known < 0:
@@ -87,9 +89,9 @@ class OpenJob:
         self.held = item.finish is None
         self._news.set()
 
-    def fail(self, reason: str, *, held: bool) -> None:
+    def fail(self, reason: str, *, held: bool, finish: FinishReason = FinishReason.ERROR) -> None:
         if self.finish is None:
-            self.finish, self.error, self.held = FinishReason.ERROR, reason, held
+            self.finish, self.error, self.held = finish, reason, held
             self._news.set()
 
 

@@ -1,5 +1,6 @@
 """Every failure as OpenAI's error object: the one place where errors become HTTP."""
 
+import math
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from services.gateway.telemetry import record_of
-from shared.errors import GenerationFailed, InvalidRequest, NotReady
+from shared.errors import (
+    DeadlinePassed,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    RequestCancelled,
+)
 
 RETRY_AFTER_S = 1
 _shorten = reprlib.Repr()
@@ -31,7 +39,15 @@ class ClientGone(Exception):
     """The client closed the connection before its answer was complete."""
 
 
-_EXPECTED = (InvalidRequest, NotReady, GenerationFailed, ClientGone, ClientDisconnect)
+_EXPECTED = (
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    DeadlinePassed,
+    GenerationFailed,
+    ClientGone,
+    ClientDisconnect,
+)
 
 
 class ErrorDetail(BaseModel):
@@ -74,8 +90,21 @@ def describe(error: Exception) -> Failure:
         case RequestValidationError():
             return _invalid(error.errors())
         case NotReady():
-            retry = {"retry-after": str(RETRY_AFTER_S)}
+            retry = retry_after(RETRY_AFTER_S)
             return Failure(503, f"not ready: {error}; retry later", "server_error", None, "not_ready", retry)
+        case Overloaded():
+            retry = retry_after(error.retry_after)
+            text = f"{error.message}; retry in {retry['retry-after']} s"
+            return Failure(429, text, error.kind, None, error.code, retry)
+        case DeadlinePassed():
+            # 504: the server was too slow. 408 would say that the client was, and is repeated by browsers and
+            # proxies on their own. OpenAI's clients repeat both, unless told not to.
+            once = {"x-should-retry": "false"}
+            return Failure(
+                504, str(error), "timeout_error", "timeout", "deadline_exceeded", once, outcome="timeout"
+            )
+        case RequestCancelled():  # 499 as for a client that left, which this is a substitute for
+            return Failure(499, "the request was cancelled", code="request_cancelled", outcome="abort")
         case GenerationFailed():
             text = f"the generation failed: {error}"
             return Failure(500, text, "server_error", code="generation_failed", outcome="error")
@@ -87,6 +116,11 @@ def describe(error: Exception) -> Failure:
         case _:
             text = "the gateway failed on this request; its log says why"
             return Failure(500, text, "server_error", code="internal_error", outcome="error", unexpected=True)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that asks to wait so long: whole seconds, at least one."""
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def show(value: Any) -> str:

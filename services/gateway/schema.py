@@ -17,6 +17,8 @@ StopString = Annotated[str, Field(min_length=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 _INT64 = 2**63
+REQUEST_ID = "^[!-~]{1,128}$"
+"""Printable ASCII: it goes into a header."""
 
 
 class Strict(BaseModel):
@@ -78,6 +80,12 @@ class GenerationRequest(Strict):
     user: str | None = Field(
         None, description="whose fair share this counts against, under scheduler.policy fair"
     )
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = Field(
+        None, description="names the request in /v1/requests and X-Request-Id, before the header of that name"
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="seconds after which the request is given up (default: none)"
+    )
     priority: int | None = Field(
         None, ge=-100, le=100, description="lower runs first, default 0; classes are strict"
     )
@@ -104,6 +112,11 @@ class GenerationRequest(Strict):
                 {"param": "best_of", "n": self.choices, "got": self.best_of},
             )
         return self
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that errors about the prompt name."""
+        return "prompt"
 
     @property
     def choices(self) -> int:
@@ -177,6 +190,10 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("value", "only allowed with logprobs: true", {"param": "top_logprobs"})
         return self
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages"
 
     @property
     def top(self) -> int | None:

@@ -1,14 +1,18 @@
 """The gateway's shell: the HTTP application over the engine that speaks to the scheduler."""
 
 import asyncio
+from pathlib import Path
 
 from fastapi import FastAPI
 
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
+from services.gateway.keys import Keyring, load
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
+from shared.bus import Subscription
 from shared.config import Config
+from shared.messages import DRAINED, Drain, Hello
 from shared.service import Service
 
 
@@ -17,11 +21,13 @@ class GatewayService(Service):
 
     api: FastAPI
     _engine: BusEngine
+    _drained = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, "gateway")
 
     async def on_start(self) -> None:
+        keyring = self._keyring()
         folder = await asyncio.to_thread(checkpoint.resolve, self.config.model, lambda text, fraction: None)
         tokenizer = await asyncio.to_thread(Tokenizer, folder)
         stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
@@ -30,7 +36,39 @@ class GatewayService(Service):
         await self._engine.open()
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("scheduler", self._engine.watch_scheduler())
-        self.api = create_app(self._engine, tokenizer, self.config, self.registry, self.tracing.tracer)
+        orders = await self.bus.subscribe(self.bus.subjects.drain)
+        self.supervisor.start("drain", self._drain_when_told(orders))
+        self.supervisor.start("costs", self._engine.watch_costs())
+        self.api = create_app(
+            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
+        )
+
+    def _keyring(self) -> Keyring | None:
+        """Raises ConfigError."""
+        gateway = self.config.gateway
+        if gateway.exposed:
+            self.log.warning(
+                "gateway.host is %s and gateway.keys_file is not set: whoever reaches this address may ask",
+                gateway.host,
+            )
+        if gateway.keys_file is None:
+            return None
+        keys = load(Path(gateway.keys_file).expanduser())
+        self.log.info("%d API keys: %s", len(keys), ", ".join(key.name for key in keys))
+        return Keyring(keys, self.clock)
+
+    def hello(self) -> Hello:
+        ready, reason = self._engine.ready
+        return Hello(self.name, self.bus.instance, ready, DRAINED if self._drained else reason)
 
     async def drain(self) -> None:
         await self._engine.drain(self.config.gateway.drain_s)
+
+    async def _drain_when_told(self, orders: Subscription) -> None:
+        """While everything still runs that the open answers need."""
+        async for delivery in orders:
+            if isinstance(delivery.body, Drain):
+                self.log.info("draining")
+                await self.drain()
+                self._drained = True
+                await self.say_hello()

@@ -1,16 +1,22 @@
 """What a request leaves behind: a span, its metrics, and open requests counted down whatever happens."""
 
+import re
+import secrets
 import time
+from contextlib import ExitStack
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.choices import Choices
+from services.gateway.schema import REQUEST_ID
 from shared.metrics import Registry
 from shared.tracing import context_of, traceparent_of
 
 _KEY = "skipjoin.record"
+_REQUESTS = "/v1/requests"
+_REQUEST_ID = re.compile(REQUEST_ID)
 
 
 class GatewayMetrics:
@@ -36,13 +42,19 @@ class RequestRecord:
     """One request from arrival to end.
 
     traceparent: W3C context below which other services continue the trace; None if it is not recorded
+    request_id: sent back as X-Request-Id
+    held: what is given back at its end, however it comes
     """
 
-    def __init__(self, endpoint: str, span: Span, tracer: Tracer, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, endpoint: str, request_id: str, span: Span, tracer: Tracer, metrics: GatewayMetrics
+    ) -> None:
+        self.request_id = request_id
         self.endpoint = endpoint
         self.arrived = time.perf_counter()
         self.traceparent = traceparent_of(span)
         self.status = 0
+        self.held = ExitStack()
         self._span = span
         self._tracer = tracer
         self._metrics = metrics
@@ -118,6 +130,8 @@ class Telemetry:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                own = (b"x-request-id", record.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}
             await send(message)
 
         self._metrics.open.inc()
@@ -132,11 +146,13 @@ class Telemetry:
             raise
         finally:
             self._metrics.open.dec()
+            record.held.close()
             record.end()
 
     def _open(self, scope: Scope) -> RequestRecord:
         # Unknown paths share one label, so that clients cannot make metrics grow.
-        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+        path = _REQUESTS if scope["path"].startswith(_REQUESTS + "/") else scope["path"]
+        endpoint = path if path in self._endpoints else "other"
         headers = dict(scope["headers"])
         parent = headers.get(b"traceparent", b"").decode("latin-1") or None
         span = self._tracer.start_span(
@@ -150,7 +166,9 @@ class Telemetry:
                 "gen_ai.request.model": self._model,
             },
         )
-        record = RequestRecord(endpoint, span, self._tracer, self._metrics)
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        record = RequestRecord(endpoint, request_id, span, self._tracer, self._metrics)
         scope[_KEY] = record
         return record
 

@@ -16,7 +16,7 @@ GENERATION: Neutral = {
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "truncate_prompt_tokens": (),
     "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
     "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "logits_processors": (), "request_id": (),
+    "guided_grammar": (), "logits_processors": (),
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "kv_transfer_params": (),
     "vllm_xargs": (),
 }  # fmt: skip

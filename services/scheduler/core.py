@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
 from services.scheduler.history import History
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
@@ -19,6 +21,7 @@ from shared.ids import JobId, StepId
 from shared.messages import (
     Candidate,
     Ended,
+    Explanation,
     FinishReason,
     Holder,
     JobEventKind,
@@ -120,12 +123,19 @@ class Scheduler:
         logprobs = job.logprobs_from(start)
         return JobTokens(job_id, start, job.output[start:], logprobs=logprobs, cached=job.cached)
 
-    def abort(self, job_ids: Iterable[JobId], now: float) -> None:
-        """End jobs whatever they are doing; a step that computes one goes on and its token is ignored."""
+    def abort(self, job_ids: Iterable[JobId], now: float) -> dict[str, list[JobTokens]]:
+        """End jobs whatever they are doing; a step that computes one goes on and its token is ignored.
+
+        Returns the news by receiver, for those who did not ask for it themselves.
+        """
+        out: defaultdict[str, list[JobTokens]] = defaultdict(list)
         for job_id in job_ids:
             job = self._jobs.get(job_id)
             if job is not None:
                 self._end(job, FinishReason.ABORT, now)
+                news = JobTokens(job_id, len(job.output), [], FinishReason.ABORT, "it was cancelled")
+                out[job.reply_to].append(news)
+        return out
 
     def abort_receiver(self, receiver: str, now: float) -> None:
         """End all jobs of a gateway that is gone."""
@@ -365,6 +375,15 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         return len(self._jobs)
+
+    def explain(self, job_id: JobId, now: float) -> Explanation:
+        """What happened to a job, where it is now and when it should run next."""
+        known = self.history.explain(job_id, now)
+        job = self._jobs.get(job_id)
+        if job is None:
+            return known
+        enst = 0.0 if job.in_flight else max(0.0, self.policy.enst(job, now))
+        return msgspec.structs.replace(known, level=job.level, enst=enst)
 
     def count_jobs(self) -> dict[tuple[str, int], int]:
         """Jobs by state (waiting: never ran, running, preempted) and queue level."""

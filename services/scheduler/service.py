@@ -158,9 +158,12 @@ class SchedulerService(Service):
                 await self._submit(submit, delivery)
             case Abort() as abort:
                 if self._core is not None:
-                    self._core.abort(abort.job_ids, self.clock.now())
+                    news = self._core.abort(abort.job_ids, self.clock.now())
+                    news.pop(delivery.source, None)
+                    await self._send_tokens(news)
             case Explain(job_id):
-                known = self._core.history.explain(job_id) if self._core else Explanation(job_id, found=False)
+                now, unknown = self.clock.now(), Explanation(job_id, found=False)
+                known = self._core.explain(job_id, now) if self._core else unknown
                 await self.bus.reply(delivery, known)
                 return
             case StepResult() | KVChanged() if delivery.epoch != self.bus.epoch:

@@ -26,6 +26,8 @@ from shared.messages.kv import (
     StaleEpoch,
 )
 from shared.messages.life import (
+    DRAINED,
+    Drain,
     Hello,
     Limits,
     Progress,
@@ -64,6 +66,7 @@ from shared.messages.steps import (
 )
 
 __all__ = [
+    "DRAINED",
     "HASH_BYTES",
     "Abort",
     "Accepted",
@@ -72,6 +75,7 @@ __all__ = [
     "CollectMetrics",
     "Direction",
     "Directive",
+    "Drain",
     "Ended",
     "Envelope",
     "Explain",
@@ -116,7 +120,7 @@ Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
     | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
-    | CostModel | Hello | Progress | CollectMetrics | Metrics
+    | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
 )  # fmt: skip
 """Any message body."""
 

@@ -29,6 +29,15 @@ class Hello(Message, frozen=True):
     limits: Limits | None = None
 
 
+class Drain(Message, frozen=True):
+    """The application is about to stop: gateways refuse what is new, let the open answers end, and then say
+    Hello with the detail DRAINED.
+    """
+
+
+DRAINED = "drained"
+
+
 class Progress(Message, frozen=True):
     """Start-up progress for whoever watches. fraction in 0..1, or None where it is unknown."""
 

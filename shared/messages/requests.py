@@ -164,9 +164,19 @@ class Explain(Message, frozen=True):
 
 
 class Explanation(Message, frozen=True):
-    """forgotten: earlier events that are not kept any more"""
+    """forgotten: earlier events that are not kept any more
+    state: waiting (never ran), running, preempted or ended; level: its queue, 0 is Q1
+    enst: estimated next scheduled time, seconds from now; None for a job that has ended
+    counts: events by kind, those forgotten too
+    seconds: time spent by state
+    """
 
     job_id: JobId
     found: bool
     events: list[JobEvent] = []
     forgotten: int = 0
+    state: str = ""
+    level: int = 0
+    enst: float | None = None
+    counts: dict[str, int] = {}
+    seconds: dict[str, float] = {}

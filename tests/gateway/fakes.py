@@ -13,12 +13,23 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
+from services.gateway.keys import Keyring
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
+from shared.costmodel import GUESS
 from shared.errors import NoResponder
-from shared.ids import Epoch
-from shared.messages import Body, Envelope, FinishReason, JobTokens, Limits, Submit, TokenLogprobs
+from shared.ids import Epoch, JobId
+from shared.messages import (
+    Body,
+    Envelope,
+    Explanation,
+    FinishReason,
+    JobTokens,
+    Limits,
+    Submit,
+    TokenLogprobs,
+)
 from shared.metrics import Registry
 from shared.subjects import Subjects
 
@@ -111,6 +122,7 @@ class FakeEngine:
         self._tokenizer = tokenizer
         self.limits: Limits | None = Limits(256, 512)
         self.ready: tuple[bool, str] = (True, "")
+        self.cost = GUESS
         self.refusal: Exception | None = None
         self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
@@ -119,6 +131,7 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.traces: list[str | None] = []
         self.aborted: list[int] = []
+        self.explanations: dict[int, Explanation] = {}
         self.waiting = asyncio.Event()
 
     def say(self, text: str, *, at_once: int = 1, stop_token: int | None = None) -> None:
@@ -156,6 +169,12 @@ class FakeEngine:
             if not ended:
                 self.aborted.append(submit.job_id)
 
+    async def explain(self, job_id: JobId) -> Explanation:
+        return self.explanations.get(job_id, Explanation(job_id, found=False))
+
+    async def abort(self, job_id: JobId) -> None:
+        self.aborted.append(job_id)
+
     async def metrics(self) -> str:
         return "skipjoin_up 1\n"
 
@@ -167,11 +186,15 @@ def make_app(
     registry: Registry | None = None,
     tracer: Tracer | None = None,
     max_body_bytes: int = 20_000,
+    keyring: Keyring | None = None,
+    **gateway: Any,
 ) -> FastAPI:
+    """gateway: keys of that section of the configuration"""
     config = Config(
-        model=ModelConfig(path="/models/x", name=MODEL), gateway=GatewayConfig(max_body_bytes=max_body_bytes)
+        model=ModelConfig(path="/models/x", name=MODEL),
+        gateway=GatewayConfig(max_body_bytes=max_body_bytes, **gateway),
     )
-    return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer())
+    return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring)
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -224,9 +224,10 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_no_end(
     engine.say("ab")
     engine.script.append(error)
     events = await post(engine, tokenizer, path, body | STREAM)
-    assert text_of(events[:-1]) == "ab"
-    assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
-    assert set(events[-1]) == {"error"} and events[-1]["error"]["type"] == "server_error"
+    *chunks, failure, done = events
+    assert text_of(chunks) == "ab" and done == "[DONE]"
+    assert all(event["choices"][0]["finish_reason"] is None for event in chunks)
+    assert set(failure) == {"error"} and failure["error"]["type"] == "server_error"
 
 
 async def test_what_is_submitted(engine: FakeEngine, tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 class Client:
     """One raw ASGI exchange whose client can leave."""
 
-    def __init__(self, app: FastAPI, body: dict[str, Any] | None) -> None:
+    def __init__(self, app: FastAPI, body: dict[str, Any] | None, path: str = "/v1/chat/completions") -> None:
         self.sent: list[Message] = []
         self.started = asyncio.Event()
         self.first_event = asyncio.Event()
@@ -31,8 +31,8 @@ class Client:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": "/v1/chat/completions",
-            "raw_path": b"/v1/chat/completions",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
             "headers": [(b"content-type", b"application/json")],

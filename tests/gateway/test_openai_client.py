@@ -1,38 +1,17 @@
 """The official client, over a real socket."""
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import AsyncIterator
 
 import openai
 import pytest
-import uvicorn
 
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import GenerationFailed
-from tests.gateway.fakes import MODEL, FakeEngine, make_app
+from tests.gateway.fakes import MODEL, FakeEngine
+from tests.gateway.server import served
 
 TURNS: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
-
-
-@contextlib.asynccontextmanager
-async def served(engine: FakeEngine, tokenizer: Tokenizer) -> AsyncIterator[str]:
-    started = asyncio.Event()
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    app = make_app(engine, tokenizer)
-    server = Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    task = asyncio.create_task(server.serve([listener]))
-    await started.wait()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    server.should_exit = True
-    await task
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from services.scheduler.history import EVENTS_PER_JOB, FINISHED_KEPT, History
 from shared.ids import JobId
+from shared.messages import FinishReason
 from shared.messages import JobEventKind as Kind
 from tests.cores import Cores, create_config, create_submit
 
@@ -53,3 +54,39 @@ def test_memory_is_bounded_by_events_and_by_jobs() -> None:
     long = history.explain(JobId(FINISHED_KEPT))
     assert len(long.events) == EVENTS_PER_JOB and long.forgotten == 12
     assert len(history._ended) == FINISHED_KEPT and not history._open
+
+
+def test_counts_and_times_by_state_are_kept_for_all_events() -> None:
+    history, job = History(), JobId(1)
+    history.arrived(job, 0.0, 1.0, 2)
+    history.note(job, Kind.STARTED, 3.0, 2)
+    for number in range(100):
+        history.note(job, Kind.PREEMPTED, 4.0 + 2 * number, 2)
+        history.note(job, Kind.RESUMED, 5.0 + 2 * number, 2)
+    known = history.explain(job, 210.0)
+    assert (known.state, known.level) == ("running", 2)
+    assert known.counts == {"joined": 1, "started": 1, "preempted": 100, "resumed": 100}
+    assert known.seconds == {"waiting": 3.0, "preempted": 100.0, "running": 107.0}
+    history.ended(job, 211.0, 2)
+    ended = history.explain(job, 500.0)
+    assert ended.state == "ended" and ended.seconds["running"] == 108.0
+    assert sum(ended.seconds.values()) == 211.0
+
+
+def test_a_waiting_job_is_told_when_it_should_run() -> None:
+    cores = Cores(create_config(scheduler={"max_batch_size": 1, "starvation_s": 1e9}))
+    cores.submit(create_submit(1, prompt=10, max_tokens=9), create_submit(2, prompt=10, max_tokens=9))
+    cores.plan()
+    now = cores.clock.now()
+    running, waiting = (cores.scheduler.explain(JobId(number), now) for number in (1, 2))
+    assert (running.state, running.enst) == ("running", 0.0)
+    assert waiting.state == "waiting" and waiting.enst is not None and waiting.enst > 0
+    cores.run()
+    assert cores.scheduler.explain(JobId(2), cores.clock.now()).enst is None
+
+
+def test_those_who_did_not_abort_a_job_are_told() -> None:
+    cores = Cores(create_config())
+    cores.submit(create_submit(1, prompt=10, max_tokens=9))
+    (news,) = cores.scheduler.abort([JobId(1), JobId(99)], 0.0).values()
+    assert [(item.job_id, item.finish) for item in news] == [(1, FinishReason.ABORT)]

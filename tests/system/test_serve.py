@@ -1,6 +1,7 @@
 """The real thing: Ray Serve, HAProxy ingress, NATS, the embedded model, the official client."""
 
 import re
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -74,11 +75,42 @@ def test_health_ready_and_the_metrics_of_every_service(served: ServedApplication
     assert sum(float(count) for _, count in blocks) == 64  # the profiler's own jobs may hold some
 
 
+def test_a_request_has_one_id(served: ServedApplication) -> None:
+    for given in ({"request_id": "mine"}, {}):
+        answer = httpx.post(f"{served.url}/v1/completions", json={"model": MODEL, "prompt": "a", **given})
+        (echoed,) = answer.headers.get_list("x-request-id")
+        assert echoed == given.get("request_id", echoed)
+
+
 def test_interrupt_ends_it_cleanly_and_leaves_no_process(served: ServedApplication) -> None:
     """Last in this file: it ends the application."""
     assert served.survivors()
     assert served.stop() == 0, "".join(served.output)
     assert served.survivors() == []
+
+
+def test_sigterm_lets_open_answers_end_and_leaves_no_process() -> None:
+    body = {
+        "model": MODEL,
+        "prompt": "Once upon a time",
+        "max_tokens": 60,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with (
+        ServedApplication("gateway.drain_s=60") as served,
+        httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        served.process.send_signal(signal.SIGTERM)
+        while (refused := httpx.post(f"{served.url}/v1/completions", json=body)).status_code == 200:
+            pass  # it was quicker than the signal
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        rest = [line for line in lines if line]
+        assert '"finish_reason":"length"' in rest[-2] and rest[-1] == "data: [DONE]"
+        assert served.process.wait(60) == 0, "".join(served.output)
+        assert served.survivors() == []
 
 
 @pytest.mark.parametrize(

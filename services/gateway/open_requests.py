@@ -1,0 +1,86 @@
+"""The requests of this gateway that can be asked about and cancelled: the unfinished, and the last to end."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.gateway.choices import Choices
+from services.gateway.interruption import Interruption
+from shared.errors import RequestCancelled
+from shared.ids import JobId
+
+ENDED_KEPT = 1000
+"""As many as the scheduler can explain."""
+
+
+class OpenRequest:
+    """request_id: the client's name for it, which need not be unique; answer_id: ours, which is
+    key: name of the API key that it came with
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        answer_id: str,
+        endpoint: str,
+        key: str | None,
+        job_ids: Sequence[JobId],
+        choices: Choices,
+        interruption: Interruption,
+    ) -> None:
+        self.request_id = request_id
+        self.answer_id = answer_id
+        self.endpoint = endpoint
+        self.key = key
+        self.job_ids = list(job_ids)
+        self.created = int(time.time())
+        self.ended = False
+        self.prompt_tokens = choices.prompt_tokens
+        self._choices: Choices | None = choices
+        self._completion_tokens = 0
+        self._interruption: Interruption | None = interruption
+
+    @property
+    def completion_tokens(self) -> int:
+        return self._choices.completion_tokens if self._choices else self._completion_tokens
+
+    def cancel(self) -> None:
+        """Its client gets an error; its jobs are aborted. Does nothing for one that has ended."""
+        if self._interruption is not None:
+            self._interruption.because(RequestCancelled("it was cancelled"))
+
+    def close(self) -> None:
+        """Keep only what can still be asked about."""
+        self._completion_tokens = self.completion_tokens
+        self._choices = self._interruption = None
+        self.ended = True
+
+
+class OpenRequests:
+    """By answer id, oldest first."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenRequest] = {}
+        self._ended: OrderedDict[str, OpenRequest] = OrderedDict()
+
+    def add(self, request: OpenRequest) -> None:
+        self._open[request.answer_id] = request
+
+    def close(self, request: OpenRequest) -> None:
+        del self._open[request.answer_id]
+        request.close()
+        self._ended[request.answer_id] = request
+        if len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
+
+    def unfinished(self) -> list[OpenRequest]:
+        return list(self._open.values())
+
+    def find(self, name: str) -> list[OpenRequest]:
+        """Those with this request id or answer id: the unfinished first, of each the newest first."""
+        return [
+            request
+            for known in (self._open, self._ended)
+            for request in reversed(known.values())
+            if name in (request.answer_id, request.request_id)
+        ]

@@ -1,0 +1,124 @@
+"""`/v1/requests`: what is unfinished, why a request waits, and an end to one by its id.
+
+A request lives on one gateway, its jobs in the scheduler, which every gateway can ask. So the answer's id,
+which holds a job's, is understood by all replicas; the client's own id only by the one that has the request.
+"""
+
+import asyncio
+import re
+
+from fastapi import FastAPI
+from starlette.requests import Request
+
+from services.gateway.access import access_of
+from services.gateway.engine import Engine
+from services.gateway.open_requests import OpenRequest, OpenRequests
+from services.gateway.reports import (
+    Cancelled,
+    RequestEntry,
+    RequestList,
+    RequestReport,
+    entry_of,
+    job_report,
+)
+from shared.errors import InvalidRequest
+from shared.ids import JobId
+
+_ANSWER_ID = re.compile("(?:chatcmpl|cmpl)-([0-9a-f]{16})")
+_MOST_REPORTED = 32
+"""Choices of one request that are asked about."""
+
+
+def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bool) -> None:
+    """exposed: others than this machine reach the gateway without a key"""
+
+    @app.get("/v1/requests", response_model=RequestList)
+    async def unfinished(request: Request) -> RequestList:
+        """The unfinished requests of this gateway, oldest first."""
+        _admin_only(request, exposed)
+        return RequestList(data=[entry_of(each) for each in requests.unfinished()])
+
+    @app.get("/v1/requests/{name:path}", response_model=RequestReport)
+    async def explain(request: Request, name: str) -> RequestReport:
+        """Where a request is and why it waits, by choice."""
+        found = _visible(request, requests.find(name))
+        if found:
+            return await _report(engine, entry_of(found[0]), found[0].job_ids, _sees_all(request))
+        job_id = _elsewhere(request, name)
+        known = await engine.explain(job_id)
+        if not known.found:
+            raise _not_found(name)
+        entry = RequestEntry(id=name, answer_id=name, ended=known.state == "ended")
+        return await _report(engine, entry, [job_id], True)
+
+    @app.delete("/v1/requests/{name:path}", response_model=Cancelled)
+    async def cancel(request: Request, name: str) -> Cancelled:
+        """End a request: its client gets an error, its blocks are freed."""
+        found = _visible(request, requests.find(name))
+        running = [each for each in found if not each.ended]
+        for each in running:
+            each.cancel()
+        if not running:
+            if found:
+                raise _ended(name)
+            job_id = _elsewhere(request, name)
+            known = await engine.explain(job_id)
+            if not known.found:
+                raise _not_found(name)
+            if known.state == "ended":
+                raise _ended(name)
+            await engine.abort(job_id)
+        return Cancelled(id=name)
+
+
+async def _report(engine: Engine, entry: RequestEntry, job_ids: list[JobId], others: bool) -> RequestReport:
+    known = await asyncio.gather(*(engine.explain(job_id) for job_id in job_ids[:_MOST_REPORTED]))
+    own = set(job_ids)
+    choices = [job_report(index, each, own, others=others) for index, each in enumerate(known)]
+    return RequestReport(**entry.model_dump(), choices=choices)
+
+
+def _sees_all(request: Request) -> bool:
+    access = access_of(request.scope)
+    return access is None or access.key.admin
+
+
+def _visible(request: Request, found: list[OpenRequest]) -> list[OpenRequest]:
+    access = access_of(request.scope)
+    return [each for each in found if access is None or access.key.admin or each.key == access.key.name]
+
+
+def _admin_only(request: Request, exposed: bool) -> None:
+    if exposed or not _sees_all(request):
+        need = (
+            "no API keys are configured and others reach this address" if exposed else "it needs an admin key"
+        )
+        raise InvalidRequest(
+            f"the list of requests is not for everybody: {need}", code="forbidden", status=403
+        )
+
+
+def _elsewhere(request: Request, name: str) -> JobId:
+    """The job of a request that this gateway does not have. Whose it is only that gateway knows, so that
+    keys which may see but their own are told that it is not here.
+    """
+    named = _ANSWER_ID.fullmatch(name)
+    if named is None or not _sees_all(request):
+        raise _not_found(name)
+    return JobId(int(named[1], 16))
+
+
+def _not_found(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"id: no request {name[:150]!r} is known to this gateway; another replica may have it, or it ended "
+        "long ago (the id of an answer, chatcmpl-… or cmpl-…, is understood by all replicas)",
+        param="id",
+        code="not_found",
+        status=404,
+    )
+
+
+def _ended(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"id: request {name[:150]!r} has ended already", param="id", code="request_ended", status=410
+    )
