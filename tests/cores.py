@@ -108,7 +108,17 @@ class Cores:
         request = self.scheduler.plan_request(self.clock.now())
         if request is None:
             return False
-        step = self.scheduler.dispatch(self.kv.plan(request), self.clock.now())
+        reply = self.kv.plan(request)
+        step = self.scheduler.dispatch(reply, self.clock.now())
+        if step is None or not step.jobs:
+            self.check()
+            if reply.dropped:
+                self._begin(step)
+                return self.plan()
+        return self._begin(step)
+
+    def _begin(self, step: StepPlan | None) -> bool:
+        """What the stages do with a step; True if it has jobs."""
         if step is None:
             return False
         self.moving += step.directives

@@ -227,7 +227,7 @@ class Pipeline:
                 self._note_moves(reply)
             if step is not None:
                 self._send(step, now)
-            if not reply.granted:
+            if not reply.calls_for_another:
                 break
         if self._blocked_since is None and not self.scheduler.in_flight and self.scheduler.unfinished:
             if not self._events:

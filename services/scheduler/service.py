@@ -220,8 +220,8 @@ class SchedulerService(Service):
             if step is not None:
                 await self._send_step(step)
                 self._plan_seconds.observe(self.clock.now() - started)
-            if not reply.granted:
-                return  # a result, a finished transfer or an arrival wakes us up
+            if not reply.calls_for_another:
+                return  # whatever changes that wakes us up
 
     async def _ask_kvcache(self, request: PlanRequest) -> PlanReply | None:
         epoch = self.bus.epoch

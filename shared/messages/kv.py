@@ -123,6 +123,13 @@ class PlanReply(Message, frozen=True):
     free_blocks: int = 0
     arriving: list[JobId] = []
 
+    @property
+    def calls_for_another(self) -> bool:
+        """Whether a further plan may do more now: another batch, or what was dropped computed anew. Else
+        a result, a finished transfer or an arrival has to come first.
+        """
+        return bool(self.granted or self.dropped)
+
 
 class KVChanged(Message, frozen=True):
     """A transfer finished: blocked candidates may fit now."""

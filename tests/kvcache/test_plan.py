@@ -336,3 +336,12 @@ def test_deferred_jobs_wait_and_a_deadlock_is_ended_by_recomputing_the_last() ->
     planner.plan(prefill(1, 8), prefill(2, 8))
     reply = planner.plan(decode(1, 9, 1.0), decode(2, 9, 2.0), prefill(3, 4))
     assert (granted(reply), reply.dropped, reply.directives) == ([1, 3], [2], [])
+
+
+def test_a_plan_that_only_drops_calls_for_another() -> None:
+    """The job that was dropped to end a deadlock was the only one that could have run."""
+    planner = Planner(create_kv(device=4, mode="defer"))
+    planner.plan(prefill(1, 16))
+    reply = planner.plan(decode(1, 17))
+    assert (granted(reply), reply.dropped) == ([], [1]) and reply.calls_for_another
+    assert not planner.plan().calls_for_another
