@@ -1,7 +1,6 @@
 """PNGs of the studies; without matplotlib, a remedy instead of a traceback."""
 
 import importlib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,15 @@ from loadgen.simulate.ledger import JobRecord
 from loadgen.simulate.paper import SYSTEMS, Row
 from tests.loadgen.test_command import simulate
 
-drawn = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra `plots`")
 PNG = b"\x89PNG\r\n"
 
 
-@drawn
 def test_run(tmp_path: Path) -> None:
     file = tmp_path / "run.png"
     assert simulate("run", "--n", "8", "--lengths", "constant:10:4", "--plot", str(file)) == 0
     assert file.read_bytes().startswith(PNG)
 
 
-@drawn
 def test_the_tables_of_the_other_studies(tmp_path: Path) -> None:
     rows = [Row("opt-13b", "alpaca", "mean", name, 5.0, None, None, "finite", 1.0) for name in SYSTEMS]
     rows.append(Row("opt-66b", "alpaca", "p95", "fcfs", 9.0, 10.0, 0.9, "steady", 1.0))
@@ -48,7 +44,6 @@ def test_the_tables_of_the_other_studies(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG), name
 
 
-@drawn
 def test_a_folder_that_does_not_exist_is_noticed_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
