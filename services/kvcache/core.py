@@ -184,22 +184,26 @@ class KVCache:
         return self._host.make_room(need, victim)
 
     def _end_deadlock(self, plan: PlanInProgress) -> None:
-        """Jobs that only wait for each other's blocks: one is recomputed later, and those that have begun go
-        on first. The one with the fewest tokens: what the others have done is never lost, so this ends.
+        """Jobs that only wait for each other's blocks: one is recomputed later, and another goes on.
+
+        First go those that could not run now anyway, then the candidate with the fewest tokens; the one with
+        the most gets the room. So each deadlock brings somebody nearer to its next token, which nobody takes
+        away again, however the order of the others changes.
         """
+        wanted = {candidate.job_id for candidate in plan.request.candidates}
         while not plan.granted and plan.owed and self.idle:
             holding = [job for job in self._jobs.values() if job.device]
             if not holding:
                 return
-            least = min(holding, key=lambda job: (job.tokens, -job.enst))
+            least = min(holding, key=lambda job: (job.job_id in wanted, job.tokens, -job.enst))
             plan.dropped.append(least.job_id)
             self._drop(least)
             plan.start_over()
-            self._fill(sorted(plan.request.candidates, key=self._has_not_begun), plan)
+            self._fill(sorted(plan.request.candidates, key=self._tokens_held, reverse=True), plan)
 
-    def _has_not_begun(self, candidate: Candidate) -> bool:
+    def _tokens_held(self, candidate: Candidate) -> int:
         job = self._jobs.get(candidate.job_id)
-        return job is None or not job.begun
+        return job.tokens if job is not None else 0
 
     # ------------------------------------------------------------ ahead of need
 

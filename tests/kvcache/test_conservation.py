@@ -41,8 +41,7 @@ def test_random_histories(
             "policy": policy,
             "max_batch_size": batch,
             "max_batch_tokens": data.draw(st.sampled_from([8, 64])),
-            # Known and open: with defer, prompts in parts can displace each other for ever in a tiny pool.
-            "chunked_prefill": mode != "defer" and data.draw(st.booleans()),
+            "chunked_prefill": data.draw(st.booleans()),
             "starvation_s": 20.0,
         },
         kv={

@@ -345,3 +345,18 @@ def test_a_plan_that_only_drops_calls_for_another() -> None:
     reply = planner.plan(decode(1, 17))
     assert (granted(reply), reply.dropped) == ([], [1]) and reply.calls_for_another
     assert not planner.plan().calls_for_another
+
+
+def test_a_deadlock_costs_those_first_that_could_not_run_anyway() -> None:
+    planner = Planner(create_kv(device=4, mode="defer"))
+    planner.plan(prefill(1, 12), prefill(2, 4))
+    reply = planner.plan(decode(2, 5))
+    assert (granted(reply), reply.dropped) == ([2], [1]), "although 2 has fewer tokens"
+
+
+def test_out_of_a_deadlock_goes_on_who_has_the_most_tokens() -> None:
+    """Else jobs that are ahead of it begin anew each time, and none ever gets to its next token."""
+    planner = Planner(create_kv(device=4, mode="defer"))
+    planner.plan(prefill(1, 8), prefill(2, 4), prefill(3, 4))
+    reply = planner.plan(decode(2, 5, 1.0), decode(3, 5, 2.0), decode(1, 9, 3.0))
+    assert (granted(reply), reply.dropped) == ([1], [3])
