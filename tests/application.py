@@ -1,8 +1,10 @@
 """The whole application in one process: real NATS, real HTTP, every service; only Ray Serve is left out."""
 
 import asyncio
+import json
 import re
 import socket
+from collections.abc import AsyncGenerator
 from typing import Any, Self
 
 import httpx
@@ -75,6 +77,21 @@ class Application:
         while not (self._server.started and self.gateway._engine.ready[0]):
             await hellos.next()
         await hellos.close()
+
+    def completion(self, prompt: str, max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """Body of a completion that runs to `max_tokens`."""
+        model = self.config.model.served_name
+        return {"model": model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+    async def chunks(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """Those of a streamed completion, which must not fail. Use it with `aclosing` to leave early."""
+        async with self.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    yield chunk
 
     async def metrics(self) -> dict[str, float]:
         """Samples by `name{labels}`, as a scraper sees them."""

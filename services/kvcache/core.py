@@ -174,7 +174,7 @@ class KVCache:
 
     def _room_on_host(self, victim: JobKV, plan: PlanInProgress) -> bool:
         """Make the host take `victim` by dropping jobs there that are due even later; False if it cannot."""
-        need = self._blocks(victim.tokens) - self._blocks_saved(victim)
+        need = self._blocks_to_save(victim)
         if self._host.make_room(need, victim):
             return True
         later = self._host.due_after(victim, need, plan.seen)
@@ -227,8 +227,7 @@ class KVCache:
         for victim in later_than(due, self._jobs, plan):
             if target + plan.owed <= self.device.free + self._leaving:
                 break
-            need = self._blocks(victim.tokens) - self._blocks_saved(victim)
-            if not self._host.make_room(need, victim):
+            if not self._host.make_room(self._blocks_to_save(victim), victim):
                 break
             plan.directives.append(self._swap_out(victim))
 
@@ -359,6 +358,9 @@ class KVCache:
     def _blocks_saved(self, job: JobKV) -> int:
         """Host blocks that need not be written again; one that was not full has changed since."""
         return job.saved // self.block_size
+
+    def _blocks_to_save(self, job: JobKV) -> int:
+        return self._blocks(job.tokens) - self._blocks_saved(job)
 
     @property
     def idle(self) -> bool:

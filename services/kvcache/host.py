@@ -64,9 +64,10 @@ class HostTier:
         self._waiting.remove(job)
 
     def copied_back(self, job: JobKV) -> None:
-        """Its KV is on the device again; the copy is kept."""
-        self._kept[job.job_id] = job
-        if not self._reuse:
+        """Its KV is on the device again; the copy is kept, unless that is switched off."""
+        if self._reuse:
+            self._kept[job.job_id] = job
+        else:
             self._give_up_copy(job)
 
     def due(self, job: JobKV, enst: float) -> None:

@@ -75,6 +75,11 @@ class JobKV:
         """Neither a step nor a copy touches its blocks."""
         return self.step is None and self.transfer is None
 
+    @property
+    def may_leave(self) -> bool:
+        """It rests on the device and owes no progress: a job that has begun gets on before it is sent out."""
+        return self.residence is Residence.DEVICE and self.idle and not self.begun
+
     def stale(self, held: int) -> bool:
         """Whether the scheduler counts on `held` tokens while others are here: its step failed, so that it
         starts over.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from services.kvcache.jobs import JobKV, Residence
+from services.kvcache.jobs import JobKV
 from services.kvcache.planning import PlanInProgress
 from shared.ids import JobId
 
@@ -23,17 +23,11 @@ def later_than(due: float, jobs: Mapping[JobId, JobKV], plan: PlanInProgress) ->
     """Jobs on the device that run after `due` seconds, the last first; no candidate is among them."""
     for holder in plan.request.holders:
         job = jobs.get(holder.job_id)
-        if job is None or holder.enst <= due:
-            continue
-        if job.residence is Residence.DEVICE and job.idle and not job.begun:
+        if job is not None and holder.enst > due and job.may_leave:
             yield job
 
 
 def _idle_on_device(jobs: Iterable[JobKV], plan: PlanInProgress) -> list[JobKV]:
-    idle = [
-        job
-        for job in jobs
-        if job.residence is Residence.DEVICE and job.idle and not job.begun and job.job_id not in plan.seen
-    ]
+    idle = [job for job in jobs if job.may_leave and job.job_id not in plan.seen]
     idle.sort(key=lambda job: job.enst, reverse=True)
     return idle

@@ -73,8 +73,9 @@ class Rig:
             await asyncio.sleep(0)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+@asynccontextmanager
+async def connected() -> AsyncGenerator[Rig]:
+    """An engine that has heard of its scheduler; its loops run on to the end."""
     rig = Rig()
     await rig.engine.open()
     loops = [
@@ -87,6 +88,12 @@ async def rig() -> AsyncIterator[Rig]:
     for loop in loops:
         assert not loop.done()
         loop.cancel()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with connected() as rig:
+        yield rig
 
 
 @asynccontextmanager

@@ -136,13 +136,7 @@ async def test_cancelling_from_outside_stays_a_cancellation() -> None:
 
 async def test_blocks_come_back_when_a_deadline_passes() -> None:
     async with Application(kv={"device_blocks": 16, "host_blocks": 32}) as app:
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": "Once upon a time",
-            "max_tokens": 200,
-            "ignore_eos": True,
-            "timeout": 0.5,
-        }
+        body = app.completion("Once upon a time", 200, timeout=0.5)
         answers = await asyncio.gather(
             *(app.http.post(PATH, json=body | {"stream": stream}) for stream in (False, True))
         )

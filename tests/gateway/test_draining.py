@@ -32,13 +32,7 @@ async def test_who_comes_too_early_or_too_late_is_told_when_to_retry(
 
 async def test_open_answers_end_before_everything_is_stopped() -> None:
     async with Application() as app:
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": "Once upon a time",
-            "max_tokens": 40,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = app.completion("Once upon a time", 40, stream=True)
         async with app.http.stream("POST", PATH, json=body) as answer:
             lines = answer.aiter_lines()
             first = await anext(lines)
@@ -58,13 +52,7 @@ async def test_open_answers_end_before_everything_is_stopped() -> None:
 async def test_draining_is_given_up_when_somebody_is_in_a_hurry() -> None:
     async with Application() as app:
         hurry = asyncio.Event()
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": "Once upon a time",
-            "max_tokens": 1000,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = app.completion("Once upon a time", 1000, stream=True)
         async with app.http.stream("POST", PATH, json=body) as answer:
             await anext(answer.aiter_lines())
             draining = asyncio.create_task(drain(app.config, hurry))

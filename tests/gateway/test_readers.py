@@ -16,7 +16,7 @@ from shared.messages import FinishReason, JobTokens, Submit
 from shared.metrics import Registry
 from tests.gateway.fakes import MODEL, FakeEngine
 from tests.gateway.server import served
-from tests.gateway.test_bus_engine import Rig, running
+from tests.gateway.test_bus_engine import connected, running
 
 CHUNKS = 20_000
 PATH = "/v1/completions"
@@ -111,23 +111,13 @@ async def test_a_whole_answer_that_nobody_takes_gives_its_place_back(
 
 
 async def test_tokens_that_come_while_nobody_takes_them_travel_together() -> None:
-    rig = Rig()
-    await rig.engine.open()
-    loops = [
-        asyncio.ensure_future(rig.engine.receive_tokens()),
-        asyncio.ensure_future(rig.engine.watch_scheduler()),
-    ]
-    rig.hello()
-    await rig.settle()
-    async with running(rig) as items:
+    async with connected() as rig, running(rig) as items:
         for position in range(500):
             rig.tokens(position, [10])
         rig.tokens(500, [2], FinishReason.STOP)
         await rig.settle()
         deliveries = [item async for item in items]
     assert len(deliveries) <= 2 and sum(len(item.tokens) for item in deliveries) == 501
-    for loop in loops:
-        loop.cancel()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -184,13 +184,7 @@ async def test_every_gateway_finds_and_cancels_a_request_by_its_answers_id() -> 
         hellos = await other.bus.subscribe(other.bus.subjects.hello("scheduler"))
         while not other._engine.ready[0]:
             await hellos.next()
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": "Once upon a time",
-            "max_tokens": 1000,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = app.completion("Once upon a time", 1000, stream=True)
         transport = httpx.ASGITransport(other.api)
         async with (
             httpx.AsyncClient(transport=transport, base_url="http://other") as beside,

@@ -24,16 +24,17 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self._answers: dict[tuple[str, int], list[int]] = {}
+        self._answers: dict[tuple[str, int, float], list[int]] = {}
 
     @cached_property
     def model(self) -> Any:
         torch.set_num_threads(1)
         return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32).eval()
 
-    def generate(self, prompt: str, tokens: int) -> list[int]:
+    def generate(self, prompt: str, tokens: int, repetition_penalty: float = 1.0) -> list[int]:
         """`tokens` greedy output tokens, end-of-text ignored."""
-        if (prompt, tokens) not in self._answers:
+        asked = (prompt, tokens, repetition_penalty)
+        if asked not in self._answers:
             ids = torch.tensor([self.tokenizer.encode(prompt)])
             output = self.model.generate(
                 ids,
@@ -42,9 +43,10 @@ class Reference:
                 max_new_tokens=tokens,
                 eos_token_id=None,
                 pad_token_id=0,
+                repetition_penalty=repetition_penalty,
             )
-            self._answers[prompt, tokens] = output[0, ids.shape[1] :].tolist()
-        return self._answers[prompt, tokens]
+            self._answers[asked] = output[0, ids.shape[1] :].tolist()
+        return self._answers[asked]
 
     def assert_greedy(self, prompt: str, tokens: list[int]) -> None:
         """`tokens` are what `generate` gives; after a tie within rounding they need only be as probable."""

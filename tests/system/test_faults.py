@@ -1,7 +1,6 @@
 """A lost service costs time, never a token."""
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable
 
@@ -44,24 +43,11 @@ async def stream_while(app: Application, break_it: Callable[[Application], Await
     running = asyncio.Event()
 
     async def stream(index: int) -> str:
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": make_prompt(index),
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
         pieces: list[str] = []
-        async with app.http.stream("POST", "/v1/completions", json=body) as answer:
-            assert answer.status_code == 200
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    chunk = json.loads(line.removeprefix("data: "))
-                    assert "error" not in chunk, chunk
-                    pieces.append(chunk["choices"][0]["text"])
-                    if len(pieces) == 5:
-                        running.set()
+        async for chunk in app.chunks(app.completion(make_prompt(index), TOKENS, temperature=0)):
+            pieces.append(chunk["choices"][0]["text"])
+            if len(pieces) == 5:
+                running.set()
         return "".join(pieces)
 
     async def disturb() -> None:

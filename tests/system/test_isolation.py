@@ -1,8 +1,8 @@
 """Many clients, little memory, some of them leave: nobody reads what another wrote."""
 
 import asyncio
-import json
 import random
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tests.application import Application
@@ -49,24 +49,12 @@ def create_clients() -> list[Client]:
 
 
 async def run(app: Application, client: Client) -> None:
-    body = {
-        "model": app.config.model.served_name,
-        "prompt": client.prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    async with app.http.stream("POST", "/v1/completions", json=body) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                assert "error" not in chunk, chunk
-                client.job_id = int(chunk["id"].removeprefix("cmpl-"), 16)
-                client.pieces.append(chunk["choices"][0]["text"])
-                if len(client.pieces) >= client.chunks:
-                    return
+    async with aclosing(app.chunks(app.completion(client.prompt, TOKENS, temperature=0))) as chunks:
+        async for chunk in chunks:
+            client.job_id = int(chunk["id"].removeprefix("cmpl-"), 16)
+            client.pieces.append(chunk["choices"][0]["text"])
+            if len(client.pieces) >= client.chunks:
+                return
 
 
 async def run_all(app: Application, clients: list[Client]) -> dict[str, list[int]]:

@@ -11,13 +11,7 @@ from tests.system.test_exact_tokens import complete
 @pytest.mark.parametrize(("policy", "short_first"), [("skip-join", True), ("fcfs", False)])
 async def test_a_short_request_arrives_while_a_long_answer_runs(policy: str, short_first: bool) -> None:
     async with Application(scheduler={"policy": policy, "max_batch_size": 1}) as app:
-        body = {
-            "model": app.config.model.served_name,
-            "prompt": "Once upon a time",
-            "max_tokens": 80,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = app.completion("Once upon a time", 80, stream=True)
         order: list[str] = []
         running = asyncio.Event()
 

@@ -1,7 +1,6 @@
 """Penalties and log-probabilities of the whole system, while services are replaced under it."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,49 +12,21 @@ from tests.system.reference import Reference, make_prompt
 from tests.system.test_faults import replace_scheduler, replace_stage
 
 TOKENS, PENALTY = 32, 1.3
-FIELDS = {
-    "temperature": 0,
-    "max_tokens": TOKENS,
-    "ignore_eos": True,
-    "repetition_penalty": PENALTY,
-    "logprobs": 2,
-    "stream": True,
-}
+FIELDS = {"temperature": 0, "repetition_penalty": PENALTY, "logprobs": 2}
 JOBS = 4
-
-
-def expected(reference: Reference, prompt: str) -> list[int]:
-    ids = torch.tensor([reference.tokenizer.encode(prompt)])
-    output = reference.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=TOKENS,
-        eos_token_id=None,
-        pad_token_id=0,
-        repetition_penalty=PENALTY,
-    )
-    return output[0, ids.shape[1] :].tolist()
 
 
 async def stream(app: Application, prompt: str, running: asyncio.Event) -> dict[str, Any]:
     """Text and joined log-probabilities."""
-    body = {"model": app.config.model.served_name, "prompt": prompt} | FIELDS
     answer: dict[str, Any] = {"text": "", "tokens": [], "token_logprobs": [], "text_offset": []}
-    async with app.http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            (choice,) = chunk["choices"]
-            answer["text"] += choice["text"]
-            for name, values in (choice["logprobs"] or {}).items():
-                if name in answer:
-                    answer[name] += values
-            if len(answer["tokens"]) >= 5:
-                running.set()
+    async for chunk in app.chunks(app.completion(prompt, TOKENS, **FIELDS)):
+        (choice,) = chunk["choices"]
+        answer["text"] += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            if name in answer:
+                answer[name] += values
+        if len(answer["tokens"]) >= 5:
+            running.set()
     return answer
 
 
@@ -74,7 +45,7 @@ async def test_penalised_streams_with_logprobs_survive_a_restart(
         *answers, _ = await asyncio.gather(*(stream(app, each, running) for each in prompts), disturb())
         await app.settled()
     for prompt, answer in zip(prompts, answers, strict=True):
-        tokens = expected(reference, prompt)
+        tokens = reference.generate(prompt, TOKENS, repetition_penalty=PENALTY)
         assert answer["text"] == reference.tokenizer.decode(tokens, skip_special_tokens=True)
         ids = reference.tokenizer.encode(prompt)
         with torch.inference_mode():
