@@ -228,6 +228,9 @@ class Bus:
         """
         subscription = Subscription(self, subject, depth)
         await subscription.start(self._client)
+        # nats-py writes a flush's PING to the socket at once, ahead of commands that are still pending: the
+        # first PONG proves only that they have been written by now, the second that the server has read them.
+        await self._client.flush(timeout=5)
         await self._client.flush(timeout=5)
         return subscription
 
