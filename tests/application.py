@@ -50,7 +50,7 @@ class Application:
         await self._serve_http()
         self.http = httpx.AsyncClient(base_url=self.url, timeout=120)
         async with asyncio.timeout(READY_TIMEOUT_S):
-            await self._wait_ready()
+            await self.ready()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +72,8 @@ class Application:
         self._server = uvicorn.Server(settings)
         self._serving = asyncio.create_task(self._server.serve())
 
-    async def _wait_ready(self) -> None:
+    async def ready(self) -> None:
+        """Returns when the gateway takes requests."""
         hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.hello_all)
         while not (self._server.started and self.gateway._engine.ready[0]):
             await hellos.next()

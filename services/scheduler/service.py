@@ -17,6 +17,7 @@ from shared.clock import next_epoch
 from shared.config import Config
 from shared.costmodel import CostModel
 from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
+from shared.ids import Epoch
 from shared.messages import (
     Abort,
     Accepted,
@@ -87,7 +88,7 @@ class SchedulerService(Service):
         async def read_hellos() -> None:
             async for delivery in hellos:
                 if isinstance(delivery.body, Hello):
-                    self._hear(delivery.body)
+                    self._hear(delivery.body, delivery.epoch)
 
         async def drive() -> None:
             while True:
@@ -110,7 +111,14 @@ class SchedulerService(Service):
         detail = "" if self._profiled else "waiting for the profiler"
         return Hello(self.name, self.bus.instance, self._profiled, detail, self._peers.limits())
 
-    def _hear(self, hello: Hello) -> None:
+    def _hear(self, hello: Hello, epoch: Epoch) -> None:
+        """Raises Superseded if somebody is in a newer epoch: only another scheduler can have begun it.
+
+        A plan request would find that out too, but none is made while a step is awaited that nobody computes
+        any more, and the timeout of that step would begin yet another epoch.
+        """
+        if epoch > self.bus.epoch:
+            raise Superseded(f"epoch {self.bus.epoch} was superseded by {epoch}")
         now = self.clock.now()
         self._receivers.hear(hello, now)
         complete_before = not self._peers.missing(now)

@@ -8,9 +8,10 @@ import pytest
 
 from services.kvcache.core import KVCache
 from services.kvcache.service import KVCacheService
-from services.scheduler.service import SchedulerService
+from services.scheduler.service import SchedulerService, Superseded
 from services.stage.service import StageService
 from shared.nats_server import EmbeddedNats
+from shared.service import Service
 from tests.application import Application
 from tests.system.reference import Reference, make_prompt
 
@@ -56,6 +57,22 @@ async def stream_while(app: Application, break_it: Callable[[Application], Await
 
     *texts, _ = await asyncio.gather(*(stream(index) for index in range(STREAMS)), disturb())
     return texts
+
+
+async def test_a_scheduler_that_makes_no_plan_gives_way_to_a_newer_one_too() -> None:
+    """It has nothing to plan, or waits for a step of an epoch that is over: it must not wake up later."""
+    async with Application() as app:
+        old = app.scheduler
+        async with asyncio.timeout(20):
+            await replace_scheduler(app)
+            await app.ready()
+        assert any(isinstance(failure, Superseded) for failure in failures(old))
+        answer = await app.http.post("/v1/completions", json=app.completion("Once", 3))
+        assert answer.status_code == 200
+
+
+def failures(service: Service) -> list[BaseException | None]:
+    return [task.exception() for task in service.supervisor.tasks if task.done() and not task.cancelled()]
 
 
 def assert_texts(reference: Reference, texts: list[str]) -> None:
