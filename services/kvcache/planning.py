@@ -1,5 +1,7 @@
 """What one call of `KVCache.plan` has decided so far."""
 
+from collections.abc import Iterator
+
 from services.kvcache.jobs import JobKV
 from shared.ids import JobId, TransferId
 from shared.messages import Candidate, Directive, Grant, PlanReply, PlanRequest
@@ -10,6 +12,7 @@ class PlanInProgress:
     seen: candidates already looked at; they are never victims of later ones
     arriving: candidates that could run, were their KV not still on its way in
     new_blocks: given to jobs that held none before
+    victims: who may have to make room, as far as not looked at yet; None until somebody needs it
     """
 
     def __init__(self, request: PlanRequest) -> None:
@@ -24,6 +27,7 @@ class PlanInProgress:
         self.tokens = 0
         self.owed = 0
         self.new_blocks = 0
+        self.victims: Iterator[JobKV] | None = None
 
     @property
     def full(self) -> bool:
@@ -60,6 +64,7 @@ class PlanInProgress:
         """Nothing was granted so far, and there is more room now."""
         self.owed = 0
         self.seen.clear()
+        self.victims = None
 
     def reply(self, free_blocks: int) -> PlanReply:
         dropped = list(dict.fromkeys(self.dropped))

@@ -136,10 +136,13 @@ def _neighbours(blocks: Iterable[BlockId]) -> Iterator[tuple[int, int]]:
 def coalesce(sources: list[BlockId], destinations: list[BlockId]) -> list[Move]:
     """Pairwise moves, neighbours merged into one copy each."""
     moves: list[Move] = []
+    if not sources:
+        return moves
+    first_src, first_dst, count = sources[0], destinations[0], 0
     for src, dst in zip(sources, destinations, strict=True):
-        last = moves[-1] if moves else None
-        if last and src == last.src + last.count and dst == last.dst + last.count:
-            moves[-1] = Move(last.src, last.dst, last.count + 1)
-        else:
-            moves.append(Move(src, dst, 1))
+        if src != first_src + count or dst != first_dst + count:
+            moves.append(Move(first_src, first_dst, count))
+            first_src, first_dst, count = src, dst, 0
+        count += 1
+    moves.append(Move(first_src, first_dst, count))
     return moves

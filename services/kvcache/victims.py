@@ -11,12 +11,20 @@ def victims(jobs: Mapping[JobId, JobKV], plan: PlanInProgress) -> Iterator[JobKV
     """Largest ENST first. None that has begun: one that was brought in, or whose prompt is computed in part,
     gets on before it can be sent out again; else two could displace each other for ever.
 
-    The scheduler names those that run last; only when they do not suffice are all looked at.
+    All of one plan share one order: each is looked at once, however many candidates need room.
     """
+    if plan.victims is None:
+        plan.victims = _in_order(jobs, plan)
+    for job in plan.victims:
+        if job.may_leave and job.job_id not in plan.seen and jobs.get(job.job_id) is job:
+            yield job
+
+
+def _in_order(jobs: Mapping[JobId, JobKV], plan: PlanInProgress) -> Iterator[JobKV]:
+    """The scheduler names those that run last; only when they do not suffice are all looked at."""
     named = [entry.job_id for entry in (*plan.request.holders, *plan.request.candidates)]
-    idle = _idle_on_device([jobs[job_id] for job_id in named if job_id in jobs], plan)
-    yield from idle
-    yield from _idle_on_device(jobs.values(), plan)
+    yield from _last_first(jobs[job_id] for job_id in named if job_id in jobs)
+    yield from _last_first(jobs.values())
 
 
 def later_than(due: float, jobs: Mapping[JobId, JobKV], plan: PlanInProgress) -> Iterator[JobKV]:
@@ -27,7 +35,5 @@ def later_than(due: float, jobs: Mapping[JobId, JobKV], plan: PlanInProgress) ->
             yield job
 
 
-def _idle_on_device(jobs: Iterable[JobKV], plan: PlanInProgress) -> list[JobKV]:
-    idle = [job for job in jobs if job.may_leave and job.job_id not in plan.seen]
-    idle.sort(key=lambda job: job.enst, reverse=True)
-    return idle
+def _last_first(jobs: Iterable[JobKV]) -> list[JobKV]:
+    return sorted((job for job in jobs if job.may_leave), key=lambda job: job.enst, reverse=True)
