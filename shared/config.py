@@ -122,7 +122,7 @@ class SchedulerConfig(Section, frozen=True):
     preset: parameters of the queues: skipjoin (the paper's, with a bound on promotions under overload), or as
         in paper-v3, paper-v1 or the authors' artifact
     max_batch_size: jobs in one iteration
-    max_batch_tokens: tokens computed in one iteration; one longer prompt alone is still taken
+    max_batch_tokens: tokens computed in one iteration; a longer prompt is still taken, one at a time
     chunked_prefill: compute such a prompt in parts instead, beside the decodes of others
     levels, quantum_ratio, starvation_s, demotion_levels, promotion_share: override the preset: number of
         queues, quantum of a queue over that of the queue above, wait after which a job is promoted (alpha,

@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.simulate import (
     ablation,
+    conversations_command,
     example,
     grid_command,
     lengths,
@@ -41,6 +42,11 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         ("ablation", _add_ablation, "one thing changed at a time"),
         ("run", _add_run, "one workload under one policy"),
         ("grid", grid_command.add, "policies over load, burstiness and lengths"),
+        (
+            "conversations",
+            conversations_command.add,
+            "turns that build on each other, with and without reuse",
+        ),
         ("scale", scale_command.add, "very many requests over a fleet of replicas"),
     ):
         parser = kinds.add_parser(name, help=text)

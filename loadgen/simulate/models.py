@@ -102,6 +102,13 @@ takes the 60 ms per token of v3 (through both stages).
 _VLLM_13B = _fit((22.05, 0.1405, 8.08e-6), (23.48, 5.93e-4, 0.0607))
 _VLLM_66B = _fit((42.97, 0.2129, 4.60e-5), (39.58, 6.95e-4, 0.1358))
 
+_LLAMA_8B_A10 = ModelProfile(
+    "llama-8b-a10", _fit((30.0, 0.24, 2e-6), (28.0, 2.2e-4, 0.1)), 131_072, 40_000, 60 * GB, PCIE, 1, LAUNCH_S
+)
+"""FastSwitch's smaller set-up, LLaMA-8B on an A10 with 60 GB of host memory. No fit is published: decode is
+the card's 600 GB/s over 16 GB of weights and the KV, prefill half of its 125 TFLOPS.
+"""
+
 MODELS = {
     model.name: model
     for model in (
@@ -113,6 +120,7 @@ MODELS = {
         _opt("opt-66b-tp8", _66B_TP8, 8, *_OPT_66B, HOST_LARGE),
         _opt("opt-66b-vllm", _VLLM_66B, 4, *_OPT_66B, HOST_LARGE),
         _opt("opt-175b", _175B, 16, *_OPT_175B, 2 * HOST_LARGE, stages=2),
+        _LLAMA_8B_A10,
     )
 }
 """The fits are DistServe's for A100-80G, the room for KV is that of the evaluation's 40 GB cards. The fit for

@@ -24,7 +24,7 @@ from services.kvcache.core import KVCache
 from services.scheduler.core import Scheduler
 from shared.config import Config
 from shared.errors import SkipjoinError
-from shared.ids import TransferId
+from shared.ids import JobId, TransferId
 from shared.messages import Direction, Limits, PlanReply, Sampling, StepPlan, StepResult, Submit
 
 TOKEN = 7
@@ -47,7 +47,7 @@ class Outcome(msgspec.Struct):
     busy: compute seconds of one stage
     stalled: seconds that stages waited for swap-ins, summed over stages
     blocked: seconds that nothing computed because the blocks for the next step were still being freed
-    swaps, moves, swapped_tokens: transfers, contiguous copies and KV tokens in them, by direction
+    swaps, swapped_tokens: transfers and the KV tokens in them, by direction; moves: contiguous copies
     """
 
     records: list[JobRecord]
@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct):
     blocked: float = 0.0
     swaps: dict[Direction, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Direction, 0))
     moves: int = 0
-    swapped_tokens: int = 0
+    swapped_tokens: dict[Direction, int] = msgspec.field(default_factory=lambda: dict.fromkeys(Direction, 0))
 
 
 class _Flight(msgspec.Struct):
@@ -148,26 +148,31 @@ class Pipeline:
             self._plan(now)
             self.outcome.seconds = now
 
-    def submit(self, request: Request) -> None:
-        """At its arrival, up to which the pipeline has been advanced."""
+    def submit(self, request: Request, prompt: list[int] | None = None) -> JobId:
+        """At its arrival, up to which the pipeline has been advanced.
+
+        prompt: its tokens, if what it has in common with others may be reused
+        """
         now = self._plan_due = request.arrival
         job_id = self.ledger.arrived(request)
         refused = self.scheduler.submit(
             Submit(
                 job_id,
                 "simulator",
-                _prompt(request.prompt),
+                _prompt(request.prompt) if prompt is None else prompt,
                 request.output,
                 _GREEDY,
                 priority=request.priority,
                 tenant=request.tenant,
                 predicted_output=request.output,
+                cache_salt=None if prompt is None else "",
             ),
             None,
             now,
         )
         if refused is not None:
             self.ledger.refused(job_id, refused.reason)
+        return job_id
 
     def finish(self) -> Outcome:
         """No more arrivals: until every job has ended.
@@ -260,7 +265,7 @@ class Pipeline:
             self.ledger.swapped(directive.job_id)
             outcome.swaps[directive.direction] += 1
             outcome.moves += len(directive.moves)
-            outcome.swapped_tokens += directive.blocks * self._block_size
+            outcome.swapped_tokens[directive.direction] += directive.blocks * self._block_size
         for job_id in reply.dropped:
             self.ledger.recomputed(job_id)
 
@@ -270,6 +275,10 @@ class Pipeline:
         if open_jobs or not self.kv.idle:
             raise Stalled(f"{open_jobs} jobs never ended; KV idle: {self.kv.idle}")
         self.kv.check()
-        for name, pool in (("device", self.kv.device), ("host", self.kv.host)):
-            if pool.free != pool.total:
-                raise Stalled(f"{name} tier: {pool.total - pool.free} blocks are still held by nobody's job")
+        for name, pool, cached in (
+            ("device", self.kv.device, 0),
+            ("host", self.kv.host, self.kv.cached_blocks),
+        ):
+            held = pool.total - pool.free - cached
+            if held:
+                raise Stalled(f"{name} tier: {held} blocks are still held by nobody's job")

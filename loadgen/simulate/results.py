@@ -98,7 +98,7 @@ def summarise(outcome: Outcome, slo_s: float) -> Summary:
         blocked=outcome.blocked,
         swaps_out=swaps["out"],
         swaps_in=swaps["in"],
-        swapped_tokens=outcome.swapped_tokens,
+        swapped_tokens=sum(outcome.swapped_tokens.values()),
         recomputes=sum(record.recomputes for record in records),
         preemptions=sum(record.preemptions for record in records),
         iterations=outcome.iterations,

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from loadgen.simulate.lengths import Lengths
-from loadgen.simulate.workload import Request
+from loadgen.simulate.workload import Request, Turn
 from shared.errors import SkipjoinError
 
 TIMES = {"timestamp_s": 1.0, "arrival_s": 1.0, "timestamp": 1e-3, "timestamp_ms": 1e-3}
@@ -51,11 +51,14 @@ class Trace(msgspec.Struct, frozen=True):
 
 def read(path: Path) -> Trace:
     """Raises TraceError, with the line, for what is no trace; a table without times arrives at 0."""
+    return parse(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: cannot be read ({error})") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str) -> Trace:
@@ -79,6 +82,31 @@ def parse(text: str, name: str) -> Trace:
     kept.sort(key=lambda item: item.arrival)
     begin = kept[0].arrival
     return Trace([msgspec.structs.replace(item, arrival=item.arrival - begin) for item in kept], skipped)
+
+
+def read_conversations(path: Path) -> list[list[Turn]]:
+    """From a multi-turn table, in its order; turns of which one half is empty are left out.
+
+    Raises TraceError, with the line, for what is no such table.
+    """
+    return parse_conversations(_text(path), str(path))
+
+
+def parse_conversations(text: str, name: str) -> list[list[Turn]]:
+    """As `read_conversations`, from a string; `name` stands for the file in messages."""
+    found: dict[str, list[Turn]] = {}
+    for line, row in _csv_rows(text.splitlines(), name):
+        where = f"{name}:{line}"
+        if "conv_id" not in row:
+            raise TraceError(
+                f"{where}: no column conv_id: this table does not say which turns belong together"
+            )
+        turn = Turn(_tokens(row, ("new_prompt_len",), where), _tokens(row, OUTPUTS, where))
+        if turn.said and turn.answer:
+            found.setdefault(row["conv_id"], []).append(turn)
+    if not found:
+        raise TraceError(f"{name}: no conversations in it")
+    return list(found.values())
 
 
 Row = Mapping[str, Any]

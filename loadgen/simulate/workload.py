@@ -20,6 +20,13 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """Of a conversation. said: new tokens of the user; answer: output tokens"""
+
+    said: int
+    answer: int
+
+
 _CHUNK = 4096
 
 

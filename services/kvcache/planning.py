@@ -41,15 +41,18 @@ class PlanInProgress:
     def share_of(self, wanted: int) -> int:
         """Of `wanted` tokens, those that a job may compute in this step; 0 if it has to wait for another.
 
-        A prompt over the whole budget gets a step of its own, or, with chunked prefill, what is left of it
-        when each job that may yet follow has got its one token.
+        With chunked prefill it gets what is left of the budget when each job that may yet follow has got its
+        one token. Without, a prompt over the whole budget goes beside decodes, but beside no other prompt: if
+        it had to go alone, it would wait until nobody before it had a token to compute, with places in the
+        batch and blocks free.
         """
         left = self.request.token_limit - self.tokens
         if wanted <= left:
             return wanted
         if self.request.chunked:
             return max(0, left - (self.request.batch_limit - len(self.granted) - 1))
-        return 0 if self.granted else wanted
+        prefills = self.tokens > len(self.granted)
+        return 0 if prefills or wanted == 1 else wanted
 
     def grant(self, job: JobKV, tokens: int) -> None:
         """The job computes `tokens` tokens in this step, once its KV is there."""

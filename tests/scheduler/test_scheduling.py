@@ -96,11 +96,23 @@ def test_token_budget_leaves_the_second_prompt_out_but_takes_decodes() -> None:
     assert [job.job_id for job in cores.in_flight[0].jobs] == [1, 2]
 
 
-def test_one_prompt_over_the_token_budget_still_runs_alone() -> None:
-    cores = create_cores(max_batch_tokens=16)
-    cores.submit(create_submit(1, prompt=300), create_submit(2, prompt=300))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_prompts_over_the_token_budget_do_not_wait_for_an_empty_batch(policy: str) -> None:
+    """Places in the batch and blocks are free, and the budget bounds only what is prefilled together."""
+    cores = create_cores(max_batch_tokens=16, max_batch_size=4, policy=policy)
+    cores.submit(create_submit(1, prompt=10, max_tokens=50, predicted_output=50))
+    cores.iterate(2)
+    cores.submit(*(create_submit(number, prompt=300, max_tokens=9, predicted_output=9) for number in (2, 3)))
+    batches: list[list[int]] = []
+    for _ in range(6):
+        cores.plan()
+        prompts = [job.job_id for job in cores.in_flight[0].jobs if len(job.tokens) > 1]
+        batches.append(prompts)
+        cores.finish_step()
+    assert sorted(prompts for prompts in batches if prompts) == [[2], [3]], "one at a time"
+    assert len(cores.received[JobId(1)]) > 2, "and others decode beside them"
     cores.run()
-    assert len(cores.received[JobId(1)]) == len(cores.received[JobId(2)]) == 2
+    assert len(cores.received[JobId(2)]) == len(cores.received[JobId(3)]) == 9
 
 
 def test_stop_token_ends_a_job_and_is_reported() -> None:
