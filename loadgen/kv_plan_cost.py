@@ -1,0 +1,76 @@
+"""Prints what the KV-cache manager's part of a decision costs with many blocks (budget: 1 ms at 100,000).
+
+python -m loadgen.kv_plan_cost [--jobs 1000]        CPU time of KVCache.plan, skip-join, batch 16
+
+Prompts of 1,600 to 2,400 tokens, answers of 2,000, so that 1,000 jobs need many more blocks than there are. The dearest plans
+change the whole batch: they move 16 jobs out and in, some 2,300 blocks, whose copies take hundreds of times
+longer than the plan.
+"""
+
+import argparse
+import random
+import time
+
+from loadgen.plan_cost import COST, Unobserved
+from services.kvcache.core import KVCache
+from services.scheduler.core import Scheduler
+from shared.config import parse
+from shared.ids import JobId
+from shared.messages import Limits, Sampling, StepResult, Submit
+
+TIERS = ((100_000, 100_000), (50_000, 100_000))
+"""Device and host blocks."""
+
+WARM_UP, ITERATIONS = 2000, 4000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1_000)
+    options = parser.parse_args()
+    print("| swap mode | device / host blocks | median, µs | P99 | P99.9 | plans that swap | blocks moved |")
+    print("|---" * 7 + "|")
+    for mode in ("proactive", "reactive"):
+        for device, host in TIERS:
+            seconds, swapping, moved = measure(mode, device, host, options.jobs)
+            seconds.sort()
+            figures = [f"{1e6 * seconds[int(share * len(seconds))]:.0f}" for share in (0.5, 0.99, 0.999)]
+            print(
+                f"| {mode} | {device:,} / {host:,} | {' | '.join(figures)} | {swapping} | {moved:,} |",
+                flush=True,
+            )
+
+
+def measure(mode: str, device: int, host: int, jobs: int) -> tuple[list[float], int, int]:
+    """CPU seconds of each plan, how many of them moved blocks, and how many blocks."""
+    config = parse({"kv": {"device_blocks": device, "host_blocks": host, "swap_mode": mode}})
+    scheduler = Scheduler(config, Unobserved(), Limits(100_000, device * config.kv.block_size))
+    scheduler.set_cost_model(COST)
+    kv = KVCache(config.kv, 1)
+    draw, now = random.Random(1), 0.0
+    for number in range(jobs):
+        prompt = [1] * draw.randrange(1600, 2400)
+        scheduler.submit(Submit(JobId(number), "gateway", prompt, 2000, Sampling(0.0)), None, now)
+    costs: list[float] = []
+    swapping = moved = 0
+    for iteration in range(WARM_UP + ITERATIONS):
+        request = scheduler.plan_request(now)
+        assert request is not None
+        began = time.thread_time()
+        reply = kv.plan(request)
+        cost = time.thread_time() - began
+        if iteration >= WARM_UP:
+            costs.append(cost)
+            swapping += bool(reply.directives)
+            moved += sum(directive.blocks for directive in reply.directives)
+        for directive in reply.directives:
+            kv.transfer_done(directive.transfer_id, 0, 0)
+        step = scheduler.dispatch(reply, now)
+        if step is not None and step.jobs:
+            now += COST.seconds(step.load())
+            scheduler.complete(StepResult(step.step_id, [7] * len(step.jobs), [0.03], [0.0]), now)
+    return costs, swapping, moved
+
+
+if __name__ == "__main__":
+    main()
