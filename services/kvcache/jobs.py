@@ -45,8 +45,8 @@ class JobKV:
     """
 
     __slots__ = (
-        "begun", "borrowed", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix", "released",
-        "residence", "saved", "step", "table", "tokens", "trace", "transfer",
+        "begun", "borrowed", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix",
+        "released", "residence", "saved", "step", "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:

@@ -217,7 +217,7 @@ def test_a_job_that_began_with_a_prefix_is_swapped_out_without_it() -> None:
     """The prefix is on the host already; brought in again, it comes from there."""
     cores = create_cores()
     serve(cores, 1, CONVERSATION)
-    cores.submit(create_submit(2, prompt=CONVERSATION + [7] * 8, max_tokens=9, cache_salt=""))
+    cores.submit(create_submit(2, prompt=[*CONVERSATION, 7] * 8, max_tokens=9, cache_salt=""))
     cores.iterate(3)
     cores.submit(create_submit(3, prompt=list(range(20)), max_tokens=2))  # shorter, and there is no room
     out = swap(cores, Direction.OUT)
@@ -246,7 +246,7 @@ def test_borrowed_blocks_give_way_to_a_job_that_must_go_to_the_host() -> None:
     cores = create_cores(device_blocks=14, host_blocks=8, prefix_blocks=8)
     serve(cores, 1, CONVERSATION)
     assert cores.kv.cached_blocks == 5
-    cores.submit(create_submit(2, prompt=CONVERSATION + [7], max_tokens=9, cache_salt=""))
+    cores.submit(create_submit(2, prompt=[*CONVERSATION, 7], max_tokens=9, cache_salt=""))
     cores.iterate(1)
     cores.submit(create_submit(3, prompt=list(range(24)), max_tokens=9))
     cores.iterate(1)
