@@ -16,9 +16,12 @@ def stage_options(config: Config) -> Tree:
     gpus = 1 if config.model.device == "cuda" else 0
     ranks = config.parallel.tensor_parallel
     # Spinning OpenMP workers on shared cores made a step ten times slower.
-    threads = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(config.stage.threads)}
+    variables = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(config.stage.threads)}
+    if gpus:
+        # Else PyTorch rounds pinned memory up to a power of two: 64 GiB for a host tier of 35.
+        variables["PYTORCH_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
     options: dict[str, Any] = {
-        "ray_actor_options": {"num_cpus": 0, "num_gpus": gpus, "runtime_env": {"env_vars": threads}}
+        "ray_actor_options": {"num_cpus": 0, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
     }
     if gpus and ranks > 1:
         # Every layer ends in an all-reduce: it must not leave the host.
