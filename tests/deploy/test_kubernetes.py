@@ -12,6 +12,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.ingress import ANSWER_S
 from deploy.options import DEFAULT_CONFIG
 from shared.config import Config, Tree, load_document, parse
 
@@ -145,6 +146,7 @@ def test_shared_memory_is_memory_and_haproxy_is_on() -> None:
         assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"].endswith("Gi")
         environment = {each["name"]: each.get("value") for each in container(group["template"])["env"]}
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == ANSWER_S
 
 
 def test_everything_is_probed() -> None:
