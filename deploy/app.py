@@ -168,7 +168,7 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
 
 def _overridden(options: Tree, override: Tree) -> Tree:
     """As Ray Serve applies a config file to what the code says: whole values, not merged."""
-    if "autoscaling_config" in override:  # which refuses a number of replicas beside it
+    if override.get("autoscaling_config"):  # which refuses a number of replicas beside it
         options = {key: value for key, value in options.items() if key != "num_replicas"}
     return {**options, **override}
 

@@ -67,7 +67,8 @@ def _check(options: argparse.Namespace) -> int:
     from deploy.check import check
 
     report = check(options.file, options.assignments)
-    print("\n".join(report.summary))
+    for line in report.summary:
+        print(line)
     for note in report.notes:
         print(f"note: {note}")
     for error in report.errors:

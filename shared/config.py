@@ -265,15 +265,15 @@ class NatsConfig(Section, frozen=True):
 
 def _check_server(server: str) -> None:
     """Raises ValueError for what is no URL of a NATS server; never shows credentials."""
-    parts = urlsplit(server)
     if "@" in server:
         raise ValueError("url: holds credentials, put them into nats.user and nats.password or nats.token")
-    if parts.scheme not in ("nats", "tls") or parts.hostname is None:
-        raise ValueError(f"url: expected nats://HOST:PORT or tls://HOST:PORT, got {server!r}")
     try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError(f"url: the port must be a number from 0 to 65535, got {server!r}") from None
+        parts = urlsplit(server)
+        complete = parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0
+    except ValueError:  # a port out of range, half an IPv6 address
+        complete = False
+    if not complete:
+        raise ValueError(f"url: expected nats://HOST:PORT or tls://HOST:PORT, got {server!r}")
 
 
 class TracingConfig(Section, frozen=True):
