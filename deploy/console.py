@@ -208,7 +208,7 @@ class _Application:
         gateway = application.deployments.get("gateway") if application is not None else None
         if gateway is None:
             return None
-        return sum(count for state, count in gateway.replica_states.items() if state.value == "RUNNING")
+        return sum(count for state, count in gateway.replica_states.items() if state == "RUNNING")
 
     def stop(self) -> None:
         import ray
