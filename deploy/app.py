@@ -8,12 +8,15 @@ import sys
 from typing import Any
 
 import msgspec
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
 from deploy.ingress import own_request_ids
+from deploy.placement import on_accelerators, stage_options
 from shared.config import Config, Tree, parse
+from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
 
@@ -123,26 +126,26 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
 
     overrides: Ray Serve deployment options by deployment name, as under `deployments:` in a config file
     embedded_nats: also run the NATS server that `config.nats` describes
+    Raises ConfigError for overrides of deployments that do not exist, or that Ray Serve does not take.
     """
+    config = on_accelerators(config, _cluster_gpus())
     tree: Tree = msgspec.to_builtins(config)
-    threads = str(config.stage.threads)
-    compute = {
-        "num_cpus": 0,
-        "num_gpus": 1 if config.model.device == "cuda" else 0,
-        # Spinning OpenMP workers on shared cores made a step ten times slower.
-        "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}},
-    }
+    names: list[str] = []
 
     def deployment(target: type, name: str, **options: Any) -> Any:
-        options = {"ray_actor_options": LIGHT, **HEALTH, **options, **overrides.get(name, {})}
+        names.append(name)
         wrap: Any = serve.deployment  # its overloads do not know classes with an ASGI app
-        return wrap(target).options(name=name, **options)
+        options = _overridden({"ray_actor_options": LIGHT, **HEALTH, **options}, overrides.get(name, {}))
+        try:
+            return wrap(target).options(name=name, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"deployments.{name}: {error}") from None
 
     others = [
         deployment(ServiceDeployment, name).bind(name, tree) for name in ("scheduler", "kvcache", "profiler")
     ]
     others += [
-        deployment(ServiceDeployment, f"stage-{index}", ray_actor_options=compute).bind("stage", tree, index)
+        deployment(ServiceDeployment, f"stage-{index}", **stage_options(config)).bind("stage", tree, index)
         for index in range(config.parallel.pipeline_stages)
     ]
     if embedded_nats:
@@ -155,7 +158,24 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )
+    unknown = sorted(set(overrides) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"deployments: there is no {', '.join(unknown)} (this application has {', '.join(sorted(names))})"
+        )
     return gateway.bind(tree, *others)
+
+
+def _overridden(options: Tree, override: Tree) -> Tree:
+    """As Ray Serve applies a config file to what the code says: whole values, not merged."""
+    if override.get("autoscaling_config"):  # which refuses a number of replicas beside it
+        options = {key: value for key, value in options.items() if key != "num_replicas"}
+    return {**options, **override}
+
+
+def _cluster_gpus() -> float:
+    """Of the Ray cluster that this process belongs to; 0 outside of one."""
+    return ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
 
 
 def _log_to_stderr() -> None:

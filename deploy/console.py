@@ -119,7 +119,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
             _announce(config)
             await stop.wait()
             console.show("gateway", "letting open requests end; once more to stop now")
-            await drain(config, hurry)
+            await drain(config, hurry, await asyncio.to_thread(application.gateways))
     finally:
         console.show("ray", "stopping")
         await asyncio.to_thread(application.stop)
@@ -199,6 +199,16 @@ class _Application:
             if deployment.status == "DEPLOY_FAILED"
         ]
         return "\n".join(causes) or application.message
+
+    def gateways(self) -> int | None:
+        """Replicas that run now, which autoscaling may have changed; None if that is not known."""
+        from ray import serve
+
+        application = serve.status().applications.get(self._config.app)
+        gateway = application.deployments.get("gateway") if application is not None else None
+        if gateway is None:
+            return None
+        return sum(count for state, count in gateway.replica_states.items() if state == "RUNNING")
 
     def stop(self) -> None:
         import ray

@@ -21,13 +21,15 @@ _MARK = "SKIPJOIN_SERVED_MARK"
 class ServedApplication:
     """Ready inside the context; `stop` sends SIGINT and waits."""
 
-    def __init__(self, *assignments: str) -> None:
+    def __init__(self, *assignments: str, file: Path | None = None) -> None:
+        """file: the configuration, default deploy/local.yaml; assignments: as of `--set`"""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._mark = secrets.token_hex(8)
         command = [str(Path(sys.executable).with_name("skipjoin")), "serve", "--set", f"gateway.port={port}"]
+        command += [str(file)] if file is not None else []
         for assignment in assignments:
             command += ["--set", assignment]
         self.process = subprocess.Popen(

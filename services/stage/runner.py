@@ -69,6 +69,7 @@ class StageRunner:
         self._tiers = self._allocate_tiers(config)
         self.block_bytes = self._tiers.block_bytes
         self._kv = PagedKV(self._tiers.device, self._slice.layers.start)
+        self._finish_kernels()  # the tiers are zero before a copy, on a stream of its own, can write to them
         self._copier = Copier(self._tiers, config.kv.copy_threads, on_transferred, on_copy_error)
 
     def _load_slice(self, config: Config, stage: int, folder: Path, progress: ProgressFn) -> ModelSlice:
@@ -106,14 +107,21 @@ class StageRunner:
         if not plan.jobs:
             return StepOutput(waited=waited)
         began = time.perf_counter()
-        with torch.inference_mode():
-            batch = Batch.of(plan.jobs, self.device)
-            output = self._compute(batch, hidden)
-            tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()  # else `seconds` measures launches
+        try:
+            with torch.inference_mode():
+                batch = Batch.of(plan.jobs, self.device)
+                output = self._compute(batch, hidden)
+                tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
+        finally:
+            # Also when it has failed: kernels that are queued still write to blocks which are others' soon.
+            self._finish_kernels()
         seconds = time.perf_counter() - began
         return StepOutput(None if self.is_last else output, tokens, seconds, waited, logprobs)
+
+    def _finish_kernels(self) -> None:
+        """Kernels run on after the call that launched them: until here, a step is not over."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _compute(self, batch: Batch, hidden: Tensor | None) -> Tensor:
         """[rows, hidden] after this stage's layers."""
@@ -148,4 +156,6 @@ def choose_device(model: ModelConfig) -> torch.device:
     available = torch.cuda.is_available()
     if model.device == "cuda" and not available:
         raise ConfigError("model.device: cuda is not available on this machine, set it to cpu or auto")
-    return torch.device("cpu" if model.device == "cpu" or not available else "cuda")
+    if model.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())  # of those that Ray has made visible to us

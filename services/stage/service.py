@@ -11,6 +11,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
 from services.stage import checkpoint
@@ -166,6 +167,8 @@ class StageService(Service):
                 text = f"stage {self._index}: {type(error).__name__}: {error}"
                 result = StepResult(step.plan.step_id, [], error=text)
                 await self.bus.publish(self.bus.subjects.step_result, result)
+            if isinstance(error, torch.AcceleratorError):
+                raise  # the context is broken, all further steps would fail: this stage must be replaced
 
     def _run(self, step: StepInput) -> StepOutput:
         """In the compute thread."""

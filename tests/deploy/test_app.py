@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.app import assemble, build
 from deploy.options import DEFAULT_CONFIG
-from shared.config import Tree, parse
+from shared.config import Tree, load_document, override, parse
 from shared.errors import ConfigError
 
 
@@ -47,3 +47,48 @@ def test_local_yaml_is_what_ray_serve_expects() -> None:
     document = yaml.safe_load(Path(DEFAULT_CONFIG).read_text())
     schema = ServeDeploySchema.model_validate(document)
     assert schema.applications[0].import_path == "deploy.app:build"
+
+
+SHRUNK = [
+    "model.path=embedded",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "parallel.tensor_parallel=1",
+    "kv.device_blocks=32",
+    "kv.host_blocks=32",
+    "gateway.keys_file=null",
+    "nats.tls_ca=null",
+    "nats.url=nats://127.0.0.1:4222",
+]
+
+
+def test_the_cluster_file_binds_two_stages_and_no_nats_server() -> None:
+    """Shrunk to what a CPU can run: the same graph."""
+    args, _ = load_document(DEFAULT_CONFIG.with_name("cluster.yaml"))
+    found = deployments_of(build(override(args, SHRUNK)))
+    assert set(found) == {"gateway", "scheduler", "kvcache", "profiler", "stage-0", "stage-1"}
+    for name in ("stage-0", "stage-1"):
+        assert found[name].ray_actor_options["num_gpus"] == 0  # type: ignore[attr-defined]
+
+
+def test_the_cluster_file_is_what_ray_serve_expects_and_the_application_takes() -> None:
+    path = DEFAULT_CONFIG.with_name("cluster.yaml")
+    document = yaml.safe_load(path.read_text())
+    schema = ServeDeploySchema.model_validate(document)
+    assert schema.applications[0].import_path == "deploy.app:build"
+    args, overrides = load_document(path)
+    found = deployments_of(assemble(parse(args), overrides, embedded_nats=False))
+    assert set(overrides) == set(found)
+    gateway = found["gateway"]
+    assert gateway._deployment_config.autoscaling_config.max_replicas == 8  # type: ignore[attr-defined]
+    assert gateway.max_ongoing_requests == 10_000  # type: ignore[attr-defined]
+
+
+def test_options_of_deployments_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"there is no stage-7 .*has gateway, kvcache, .*stage-0\)"):
+        assemble(parse({}), {"stage-7": {"num_replicas": 1}}, embedded_nats=False)
+
+
+def test_options_that_ray_serve_does_not_take_name_the_deployment() -> None:
+    with pytest.raises(ConfigError, match=r"^deployments\.kvcache: .*no_such_option"):
+        assemble(parse({}), {"kvcache": {"no_such_option": 1}}, embedded_nats=False)
