@@ -181,11 +181,15 @@ class KVConfig(Section, frozen=True):
 
 class ParallelConfig(Section, frozen=True):
     """pipeline_stages: slices of the model's layers, one deployment each
-    tensor_parallel: ranks per stage (only 1 is supported so far)
+    tensor_parallel: ranks per stage, processes on one host that share each layer; must divide the numbers of
+        attention heads and of KV heads
+    rank_timeout_s: a rank that does not take part in a step for so long is lost, and its stage restarts,
+        seconds
     """
 
     pipeline_stages: Positive = 1
-    tensor_parallel: Literal[1] = 1
+    tensor_parallel: Positive = 1
+    rank_timeout_s: Seconds = 60.0
 
 
 class StageConfig(Section, frozen=True):
