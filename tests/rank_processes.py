@@ -11,6 +11,9 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["services.stage.rank_worker"])  # torch is imported once for all ranks
 
 
+END_S = 10.0
+
+
 class LocalRanks:
     host = "127.0.0.1"
 
@@ -28,4 +31,11 @@ class LocalRanks:
                 raise RankLost(f"the process of a rank has ended with status {process.exitcode}")
 
     def stop(self) -> None:
-        pass  # the tests look whether they end by themselves
+        pass  # they end by themselves, as `assert_ended` sees
+
+    def assert_ended(self) -> None:
+        for process in self.processes:
+            process.join(END_S)
+            if process.is_alive():
+                process.kill()
+                raise AssertionError(f"rank process {process.pid} has outlived its gang")
