@@ -3,8 +3,6 @@
 `serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
 """
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
@@ -13,6 +11,8 @@ from ray import serve
 from ray.serve import Application
 
 from deploy.ingress import own_request_ids
+from deploy.logs import log_to_stderr
+from deploy.ranks import RayRanks, gang_options
 from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
@@ -34,7 +34,7 @@ class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
     async def __init__(self, tree: Tree) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
         self._server = EmbeddedNats(parse(tree).nats)
 
@@ -49,7 +49,7 @@ class ServiceDeployment:
     """Any service without an HTTP surface."""
 
     async def __init__(self, kind: str, tree: Tree, *arguments: Any) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         self._service = _service(kind, parse(tree), *arguments)
         await self._service.start()
 
@@ -69,7 +69,7 @@ class GatewayDeployment:
     async def __init__(self, tree: Tree, *others: Any) -> None:
         from services.gateway.service import GatewayService
 
-        _log_to_stderr()
+        log_to_stderr()
         own_request_ids()
         self._service = GatewayService(parse(tree))
         await self._service.start()
@@ -102,9 +102,16 @@ def _service(kind: str, config: Config, *arguments: Any) -> Service:
         case "stage":
             from services.stage.service import StageService
 
-            return StageService(config, *arguments)
+            several = config.parallel.tensor_parallel > 1
+            ranks = RayRanks(config, compute_environment(config)) if several else None
+            return StageService(config, *arguments, processes=ranks)
         case _:
             raise ValueError(f"no service of kind {kind!r}")
+
+
+def compute_environment(config: Config) -> dict[str, str]:
+    """Of processes that compute: spinning OpenMP workers on shared cores made a step ten times slower."""
+    return {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(config.stage.threads)}
 
 
 def build(args: Tree) -> Application:
@@ -125,12 +132,10 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
     embedded_nats: also run the NATS server that `config.nats` describes
     """
     tree: Tree = msgspec.to_builtins(config)
-    threads = str(config.stage.threads)
     compute = {
         "num_cpus": 0,
         "num_gpus": 1 if config.model.device == "cuda" else 0,
-        # Spinning OpenMP workers on shared cores made a step ten times slower.
-        "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}},
+        "runtime_env": {"env_vars": compute_environment(config)},
     }
 
     def deployment(target: type, name: str, **options: Any) -> Any:
@@ -142,7 +147,9 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         deployment(ServiceDeployment, name).bind(name, tree) for name in ("scheduler", "kvcache", "profiler")
     ]
     others += [
-        deployment(ServiceDeployment, f"stage-{index}", ray_actor_options=compute).bind("stage", tree, index)
+        deployment(
+            ServiceDeployment, f"stage-{index}", ray_actor_options=compute, **gang_options(config)
+        ).bind("stage", tree, index)
         for index in range(config.parallel.pipeline_stages)
     ]
     if embedded_nats:
@@ -156,12 +163,3 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )
     return gateway.bind(tree, *others)
-
-
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("skipjoin")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False

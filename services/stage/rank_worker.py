@@ -1,7 +1,7 @@
 """A rank other than the first: obeys rank 0, and ends with it.
 
-    link ──> main thread ──directives──> copy threads ──Moved──> link
-                   └──plans, resets──> compute thread ──collectives──> the other ranks
+link ──> main thread ──directives──> copy threads ──Moved──> link
+               └──plans, resets──> compute thread ──collectives──> the other ranks
 """
 
 import logging

@@ -92,9 +92,7 @@ def test_a_crowd_of_the_embedded_model(embedded_model: Path, ranks: int, stages:
     config = Config(
         model=ModelConfig(device="cpu"),
         kv=KVConfig(block_size=4, device_blocks=26, host_blocks=48, prefix_reuse=False, reserve_blocks=2),
-        parallel=ParallelConfig(
-            pipeline_stages=stages, tensor_parallel=ranks, rank_timeout_s=TIMEOUT_S
-        ),
+        parallel=ParallelConfig(pipeline_stages=stages, tensor_parallel=ranks, rank_timeout_s=TIMEOUT_S),
     )
     cores, aborted = run_crowd(config, embedded_model, prompts)
     assert_texts(model, prompts, cores, aborted)
