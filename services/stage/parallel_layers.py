@@ -30,6 +30,9 @@ _OPT_PLAN = {
 }
 """transformers has none for OPT."""
 
+_LAYER = re.compile(r"\.\d+\.")
+"""Its number, which a plan leaves open."""
+
 _WHOLE = "replicated_with_grad_allreduce"
 """Norms inside of a head: every rank has them."""
 
@@ -129,7 +132,7 @@ def _styles(model: Any, config: PreTrainedConfig) -> dict[str, str]:
     prefix = next(name for name, module in model.named_modules() if module is decoder)
     styles: dict[str, str] = {}
     for name, _ in decoder.named_modules():
-        style = plan.get(re.sub(r"\d+", "*", name), _WHOLE)
+        style = plan.get(_LAYER.sub(".*.", name), _WHOLE)
         if style not in ("colwise", "rowwise", _WHOLE):
             raise ConfigError(
                 f"parallel.tensor_parallel: the model's plan wants {style!r} for {name}, which is not "
