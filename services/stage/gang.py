@@ -17,6 +17,8 @@ from torch.distributed import TCPStore
 from services.stage.checkpoint import ProgressFn
 from services.stage.collectives import Collectives, ProcessGroup
 from services.stage.links import Link, Listener
+from services.stage.model_slice import load_config
+from services.stage.parallel_layers import check_config
 from services.stage.rank_messages import (
     Failed,
     Loading,
@@ -75,8 +77,10 @@ class Gang:
     ) -> None:
         """Returns when every rank is ready.
 
-        Raises RankLost if one of them cannot be, and what StageRunner raises for rank 0.
+        Raises ConfigError if the model's heads do not come out even, RankLost if a rank cannot be ready, and
+        what StageRunner raises for rank 0.
         """
+        check_config(load_config(folder), config.parallel.tensor_parallel)  # before any process starts
         self._timeout_s = config.parallel.rank_timeout_s
         self._processes = processes
         self._on_transferred = on_transferred

@@ -81,14 +81,19 @@ class Shards:
 WHOLE = Shards({}, frozenset())
 
 
+def check_config(config: PreTrainedConfig, ranks: int) -> None:
+    """Raises ConfigError if the heads of the model that `config` describes do not come out even."""
+    heads: int = config.num_attention_heads
+    check_heads(heads, getattr(config, "num_key_value_heads", None) or heads, ranks)
+
+
 def cut_model(model: Any, config: PreTrainedConfig, collectives: Collectives) -> Shards:
     """Shrink a model on the meta device to one rank's part, parameter names unchanged.
 
     Raises ConfigError if its heads cannot be shared evenly, or its plan has something unknown.
     """
     rank, ranks = collectives.rank, collectives.ranks
-    heads = config.num_attention_heads
-    check_heads(heads, getattr(config, "num_key_value_heads", None) or heads, ranks)
+    check_config(config, ranks)
     styles = _styles(model, config)
     cuts: dict[str, Cut] = {}
     summed: set[str] = set()

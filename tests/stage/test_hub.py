@@ -18,7 +18,7 @@ from shared.errors import CheckpointError
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
     "config.json": b"{}",
-    "tokenizer.json": b"{\"version\": 1}",
+    "tokenizer.json": b'{"version": 1}',
     "model.safetensors": b"weights" * 100_000,
     "pytorch_model.bin": b"the same again",
     "original/consolidated.safetensors": b"and again",
