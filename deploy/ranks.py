@@ -1,7 +1,7 @@
 """The other ranks of a stage as Ray actors, in the placement group of the stage's replica.
 
-Ray Serve reserves one bundle per rank on one host before it starts the replica, which is rank 0, and gives them
-back when it stops it. So a stage is there with all of its ranks or not at all.
+Ray Serve reserves one bundle per rank on one host before it starts the replica, which is rank 0, and gives
+them back when it stops it. So a stage is there with all of its ranks or not at all.
 """
 
 from typing import Any
@@ -32,7 +32,6 @@ def _bundle(config: Config) -> dict[str, float]:
     return {"GPU": 1} if config.model.device == "cuda" else {"CPU": _CPU}
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
 class RankActor:
     """A process for one rank."""
 
@@ -61,7 +60,8 @@ class RayRanks:
         self.host: str = ray.util.get_node_ip_address()
 
     def start(self, spec: RankSpec) -> None:
-        actor = RankActor.options(  # pyright: ignore
+        remote: Any = ray.remote(RankActor)
+        actor = remote.options(
             num_cpus=self._resources.get("CPU", 0),
             num_gpus=self._resources.get("GPU", 0),
             runtime_env={"env_vars": self._environment},

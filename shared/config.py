@@ -41,8 +41,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Section, frozen=True):
-    """path: a local folder with config.json and safetensors, an id on the Hugging Face hub (organisation/name),
-        or "embedded" (SmolLM2-135M-Instruct)
+    """path: a local folder with config.json and safetensors, an id on the Hugging Face hub
+        (organisation/name), or "embedded" (SmolLM2-135M-Instruct)
     name: what clients call the model; default: the last part of the path
     max_model_len: longest prompt + answer, tokens; default: the model's context
     dtype: of weights, activations and KV cache

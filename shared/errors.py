@@ -103,4 +103,4 @@ class CopyFailed(SkipjoinError):
 
 
 class RankLost(SkipjoinError):
-    """A rank of a stage has failed or is gone; the others cannot go on without it, the whole stage restarts."""
+    """A rank of a stage has failed or is gone. The others cannot go on without it: the stage restarts."""

@@ -97,8 +97,8 @@ def _check(folder: Path, weights: bool) -> None:
     if not folder.is_dir():
         raise CheckpointError(
             f"model.path: there is no folder {folder}; give a local folder with config.json and "
-            f"*.safetensors, an id on the Hugging Face hub (organisation/name), or {EMBEDDED_MODEL!r} for the "
-            "model that comes with Skipjoin"
+            "*.safetensors, an id on the Hugging Face hub (organisation/name), or "
+            f"{EMBEDDED_MODEL!r} for the model that comes with Skipjoin"
         )
     if not (folder / "config.json").is_file():
         raise CheckpointError(

@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shared.errors import RankLost
+
+dist: Any = torch.distributed
+"""What is used of it is public, but for its type checkers."""
 
 
 class Collectives(Protocol):
@@ -66,7 +68,7 @@ class ProcessGroup:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, ranks: int, device: torch.device, address: str, timeout_s: float
+        self, store: Any, rank: int, ranks: int, device: torch.device, address: str, timeout_s: float
     ) -> None:
         """Returns when all ranks are there. address: where the other ranks reach this one.
 
@@ -110,17 +112,25 @@ class ProcessGroup:
             raise RankLost(f"another rank did not take part in a collective operation: {error}") from error
 
 
-def _gloo(store: dist.Store, rank: int, ranks: int, address: str, timeout: timedelta) -> Any:
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
+def rendezvous(host: str) -> tuple[Any, int]:
+    """Where the ranks of a gang find each other, for as long as the first result lives; and its port."""
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return store, store.port
+
+
+def join_rendezvous(host: str, port: int) -> Any:
+    return dist.TCPStore(host, port, is_master=False)
+
+
+def _gloo(store: Any, rank: int, ranks: int, address: str, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupGloo._Options()
     options._timeout = timeout
     # Named, because gloo's own choice asks the resolver for the host's name, which need not know it.
-    options._devices = [gloo.create_device(hostname=address)]
-    return gloo(store, rank, ranks, options)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, ranks, options)
 
 
-def _nccl(store: dist.Store, rank: int, ranks: int, timeout: timedelta) -> Any:
-    nccl: Any = getattr(dist, "ProcessGroupNCCL")  # noqa: B009 - only CUDA builds of torch have it
-    options = nccl.Options()
+def _nccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return nccl(store, rank, ranks, options)
+    return dist.ProcessGroupNCCL(store, rank, ranks, options)

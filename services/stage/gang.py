@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
-from torch.distributed import TCPStore
 
 from services.stage.checkpoint import ProgressFn
-from services.stage.collectives import Collectives, ProcessGroup
+from services.stage.collectives import Collectives, ProcessGroup, rendezvous
 from services.stage.links import Link, Listener
 from services.stage.model_slice import load_config
 from services.stage.parallel_layers import check_config
@@ -116,14 +115,11 @@ class Gang:
         """Start the other ranks and connect to them."""
         ranks, host = config.parallel.tensor_parallel, self._processes.host
         token = secrets.token_hex(16)
-        # Kept as long as the gang: ranks that look for it when it has gone would wait for their timeout.
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        store, store_port = rendezvous(host)
         listener = Listener(host, self._timeout_s)
         try:
             for rank in range(1, ranks):
-                self._processes.start(
-                    RankSpec(config, stage, rank, host, listener.port, self._store.port, token)
-                )
+                self._processes.start(RankSpec(config, stage, rank, host, listener.port, store_port, token))
             self._progress(f"waiting for {ranks - 1} more ranks", None)
             self._links = listener.accept(ranks, token, JOIN_TIMEOUT_S, self._processes.check)
         finally:
@@ -131,7 +127,7 @@ class Gang:
         for rank, link in self._links.items():
             name = f"rank-{rank}-link"
             threading.Thread(target=self._read, args=(rank, link), name=name, daemon=True).start()
-        return ProcessGroup(self._store, 0, ranks, choose_device(config.model), host, self._timeout_s)
+        return ProcessGroup(store, 0, ranks, choose_device(config.model), host, self._timeout_s)
 
     # ------------------------------------------------------------ what a runner does
 

@@ -1,4 +1,7 @@
-"""From a model's id on the Hugging Face hub to a local folder. Imports the hub's client only when it is needed."""
+"""From a model's id on the Hugging Face hub to a local folder.
+
+Imports the hub's client only when it is needed.
+"""
 
 import io
 import re

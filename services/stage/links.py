@@ -46,7 +46,10 @@ class Link:
             raise RankLost(f"the link to another rank is broken: {error}") from error
 
     def receive(self) -> RankMessage:
-        """Wait for the next message; from one thread at a time. Raises RankLost when the other end is gone."""
+        """Wait for the next message; from one thread at a time.
+
+        Raises RankLost when the other end is gone.
+        """
         try:
             return decode(self._connection.recv_bytes())
         except (EOFError, OSError, msgspec.DecodeError) as error:

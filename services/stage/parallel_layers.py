@@ -72,7 +72,9 @@ class SummedLinear(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """cuts: by name of a parameter; summed: linear layers that must become a SummedLinear once they are read"""
+    """cuts: by name of a parameter
+    summed: linear layers that must become a SummedLinear once they are read
+    """
 
     cuts: dict[str, Cut]
     summed: frozenset[str]
@@ -94,28 +96,28 @@ def cut_model(model: Any, config: PreTrainedConfig, collectives: Collectives) ->
     """
     rank, ranks = collectives.rank, collectives.ranks
     check_config(config, ranks)
-    styles = _styles(model, config)
     cuts: dict[str, Cut] = {}
     summed: set[str] = set()
-    for name, module in list(model.named_modules()):
-        style = styles.get(name)
-        if isinstance(module, nn.Linear) and style == "colwise":
-            cut = Cut(0, module.out_features, share(module.out_features, ranks, rank))
-            cuts |= {f"{name}.weight": cut, f"{name}.bias": cut}
-            _replace(model, name, module.in_features, len(cut.part), module)
-        elif isinstance(module, nn.Linear) and style == "rowwise":
-            cut = Cut(1, module.in_features, share(module.in_features, ranks, rank))
-            cuts[f"{name}.weight"] = cut
-            summed.add(name)
-            _replace(model, name, len(cut.part), module.out_features, module)
-        elif style == "vocabulary":
+    for name, style in _styles(model, config).items():
+        module: Any = model.get_submodule(name)
+        if style == "vocabulary":
             cut = Cut(0, module.num_embeddings, share(module.num_embeddings, ranks, rank))
             cuts[f"{name}.weight"] = cut
             with torch.device("meta"):
-                embedding = VocabEmbedding(cut.part, module.embedding_dim, module.weight.dtype, collectives)
-            model.set_submodule(name, embedding)
-        elif name.endswith(".self_attn") and hasattr(module, "num_heads"):
-            module.num_heads //= ranks  # OPT reshapes by it; the others by the size of a head alone
+                shard = VocabEmbedding(cut.part, module.embedding_dim, module.weight.dtype, collectives)
+        elif style == "colwise":
+            cut = Cut(0, module.out_features, share(module.out_features, ranks, rank))
+            cuts |= {f"{name}.weight": cut, f"{name}.bias": cut}
+            shard = _linear(module.in_features, len(cut.part), module)
+        else:
+            cut = Cut(1, module.in_features, share(module.in_features, ranks, rank))
+            cuts[f"{name}.weight"] = cut
+            summed.add(name)
+            shard = _linear(len(cut.part), module.out_features, module)
+        model.set_submodule(name, shard)
+    for layer in model.get_decoder().layers:
+        if hasattr(getattr(layer, "self_attn", None), "num_heads"):
+            layer.self_attn.num_heads //= ranks  # OPT reshapes by it; the others by the size of a head alone
     return Shards(cuts, frozenset(summed))
 
 
@@ -152,7 +154,6 @@ def _styles(model: Any, config: PreTrainedConfig) -> dict[str, str]:
     return styles
 
 
-def _replace(model: Any, name: str, inputs: int, outputs: int, old: nn.Linear) -> None:
+def _linear(inputs: int, outputs: int, like: nn.Linear) -> nn.Linear:
     with torch.device("meta"):
-        new = nn.Linear(inputs, outputs, bias=old.bias is not None, dtype=old.weight.dtype)
-    model.set_submodule(name, new)
+        return nn.Linear(inputs, outputs, bias=like.bias is not None, dtype=like.weight.dtype)

@@ -9,10 +9,8 @@ import os
 import queue
 import threading
 
-from torch.distributed import TCPStore
-
 from services.stage import checkpoint
-from services.stage.collectives import ProcessGroup
+from services.stage.collectives import ProcessGroup, join_rendezvous
 from services.stage.links import Link, join
 from services.stage.rank_messages import (
     Failed,
@@ -90,7 +88,7 @@ class _Rank:
 
     def _load(self) -> StageRunner:
         spec, config = self._spec, self._spec.config
-        store = TCPStore(spec.host, spec.store_port, is_master=False)
+        store = join_rendezvous(spec.host, spec.store_port)
         ranks, device = config.parallel.tensor_parallel, choose_device(config.model)
         group = ProcessGroup(
             store, spec.rank, ranks, device, self._link.local_address, config.parallel.rank_timeout_s

@@ -43,11 +43,11 @@ def test_a_stage_reserves_a_bundle_for_each_rank_on_one_host(device: str, resour
     parallel = {"pipeline_stages": 2, "tensor_parallel": 3}
     deployments = deployments_of(build({"parallel": parallel, "model": {"device": device}}))
     for name in ("stage-0", "stage-1"):
-        config = deployments[name].replica_config  # type: ignore[attr-defined]
+        config = deployments[name]._replica_config  # type: ignore[attr-defined]
         assert [set(bundle) for bundle in config.placement_group_bundles] == [{resource}] * 3
         assert config.placement_group_strategy == "STRICT_PACK"
-    assert deployments["gateway"].replica_config.placement_group_bundles is None  # type: ignore[attr-defined]
-    single = deployments_of(build({}))["stage-0"].replica_config  # type: ignore[attr-defined]
+    assert deployments["gateway"]._replica_config.placement_group_bundles is None  # type: ignore[attr-defined]
+    single = deployments_of(build({}))["stage-0"]._replica_config  # type: ignore[attr-defined]
     assert single.placement_group_bundles is None
 
 

@@ -20,7 +20,7 @@ from shared.errors import ConfigError
         ({"kv": {"device_blocks": 0}}, r"^kv\.device_blocks: Expected `int` >= 1, got 0"),
         ({"scheduler": {"policy": "best"}}, r"^scheduler\.policy: .*'best'"),
         ({"profiler": {"decode_batches": [1, -4]}}, r"^profiler\.decode_batches\[1\]: .* >= 1, got -4"),
-        ({"parallel": {"tensor_parallel": 2}}, r"^parallel\.tensor_parallel: .*2"),
+        ({"parallel": {"tensor_parallel": 0}}, r"^parallel\.tensor_parallel: .*0"),
         ({"app": "two words"}, r"^app: .*'two words'"),
         ({"gateway": 5}, r"^gateway: Expected `object`, got `int`"),
     ],

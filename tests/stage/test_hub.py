@@ -84,7 +84,7 @@ def server() -> Iterator[Hub]:
 
 
 def resolve(url: str, home: Path, *, weights: bool = True) -> tuple[str, list[float]]:
-    """In a process of its own, as the client reads its settings once: the folder or the error, and progress."""
+    """The folder or the error, and progress; by a process of its own: the client reads its settings once."""
     code = f"""
 import json
 from services.stage import checkpoint

@@ -10,19 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from services.stage.collectives import ProcessGroup
-from services.stage.gang import Gang
 from shared.config import Config, KVConfig, ModelConfig, ParallelConfig
-from shared.errors import ConfigError, KVCapacityError, RankLost
 from shared.messages import Direction
 
 from .live_cores import LiveCores
-from .models import CONFIGS, assert_same_text, hf_generate, make_prompt
-from .pipeline import Pipeline, make_config
-from .stages import TIMEOUT_S, Stages
+from .models import assert_same_text, hf_generate, make_prompt
+from .pipeline import make_config
+from .stages import TIMEOUT_S
 
 Tiny = Callable[[str], tuple[Path, torch.nn.Module]]
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (1, 4)]

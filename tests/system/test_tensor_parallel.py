@@ -1,4 +1,4 @@
-"""Two stages of two ranks each as the application runs them: Ray actors in the placement group of their stage."""
+"""Two stages of two ranks each as the application runs them: Ray actors beside the replica of their stage."""
 
 import json
 import os
