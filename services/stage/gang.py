@@ -104,8 +104,10 @@ class Gang:
                 collectives=self._collectives,
             )
             self._wait(lambda: len(self._ready) == len(self._links), timeout_s=None)
-        except BaseException:
+        except BaseException as error:
             self._disband()
+            if self._lost is not None and isinstance(error, RankLost):
+                raise self._lost from error  # the cause, not what followed from it
             raise
         names = {self._runner.hardware, *(ready.hardware for ready in self._ready.values())}
         self.hardware = " + ".join(sorted(names))

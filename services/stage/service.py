@@ -53,6 +53,7 @@ class StageService(Service):
         self._transport = ActivationTransport(config.stage)
         self._steps: asyncio.Queue[tuple[Epoch, StepInput]] = asyncio.Queue(QUEUE_DEPTH)
         self._transfers: asyncio.Queue[tuple[int, Transferred] | Exception] = asyncio.Queue()
+        self._copies_epoch = Epoch(0)
         labels = ["stage"]
         self._step_seconds = self.registry.histogram(
             "skipjoin_stage_step_seconds", "Compute time of one iteration on one stage.", labels
@@ -179,6 +180,7 @@ class StageService(Service):
         # Reports of before are on the queue by now: they were put there before `reset` returned.
         while not self._transfers.empty():
             self._transfers.get_nowait()
+        self._copies_epoch = epoch
 
     async def _compute_steps(self) -> None:
         while True:
@@ -245,12 +247,17 @@ class StageService(Service):
     async def _report_transfers(self) -> None:
         """Acknowledge copies, all that are waiting in one message per rank.
 
+        What an epoch's copies did must not be said in the next one, where their ids mean others: `publish`
+        stamps the epoch of its own moment, which may begin while the copies of before still run.
         Raises CopyFailed: the manager would wait for ever, so this stage must be replaced.
         """
         while True:
             done = [await self._transfers.get()]
             while not self._transfers.empty():
                 done.append(self._transfers.get_nowait())
+            epoch = self.bus.epoch
+            if self._copies_epoch != epoch:
+                continue
             by_rank: dict[int, list[Transferred]] = {}
             for item in done:
                 if isinstance(item, Exception):
@@ -258,8 +265,9 @@ class StageService(Service):
                 rank, transferred = item
                 by_rank.setdefault(rank, []).append(transferred)
             for rank, finished in by_rank.items():
-                message = TransferDone(self._index, finished, rank)
-                await self.bus.publish(self.bus.subjects.transfer_done, message)
+                if self.bus.epoch == epoch:
+                    message = TransferDone(self._index, finished, rank)
+                    await self.bus.publish(self.bus.subjects.transfer_done, message)
 
     def update_metrics(self) -> None:
         self._ranks.set(0 if self._gang_lost.done() else self.config.parallel.tensor_parallel)
