@@ -3,8 +3,6 @@
 `serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
 """
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
@@ -14,7 +12,9 @@ from ray import serve
 from ray.serve import Application
 
 from deploy.ingress import own_request_ids
-from deploy.placement import on_accelerators, stage_options
+from deploy.logs import log_to_stderr
+from deploy.placement import compute_environment, on_accelerators, stage_options
+from deploy.ranks import RayRanks
 from shared.config import Config, Tree, parse
 from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
@@ -37,7 +37,7 @@ class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
     async def __init__(self, tree: Tree) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
         self._server = EmbeddedNats(parse(tree).nats)
 
@@ -52,7 +52,7 @@ class ServiceDeployment:
     """Any service without an HTTP surface."""
 
     async def __init__(self, kind: str, tree: Tree, *arguments: Any) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         self._service = _service(kind, parse(tree), *arguments)
         await self._service.start()
 
@@ -72,7 +72,7 @@ class GatewayDeployment:
     async def __init__(self, tree: Tree, *others: Any) -> None:
         from services.gateway.service import GatewayService
 
-        _log_to_stderr()
+        log_to_stderr()
         own_request_ids()
         self._service = GatewayService(parse(tree))
         await self._service.start()
@@ -105,7 +105,9 @@ def _service(kind: str, config: Config, *arguments: Any) -> Service:
         case "stage":
             from services.stage.service import StageService
 
-            return StageService(config, *arguments)
+            several = config.parallel.tensor_parallel > 1
+            ranks = RayRanks(config, compute_environment(config)) if several else None
+            return StageService(config, *arguments, processes=ranks)
         case _:
             raise ValueError(f"no service of kind {kind!r}")
 
@@ -176,12 +178,3 @@ def _overridden(options: Tree, override: Tree) -> Tree:
 def _cluster_gpus() -> float:
     """Of the Ray cluster that this process belongs to; 0 outside of one."""
     return ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0
-
-
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("skipjoin")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False

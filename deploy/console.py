@@ -90,10 +90,13 @@ def _check_access(config: Config, console: Console) -> None:
 
 
 def _prepare_model(config: Config, console: Console) -> None:
-    """Before Ray starts, so that a missing model fails in a second and a conversion shows its progress."""
-    from services.stage.checkpoint import resolve
+    """Before Ray starts, so that what cannot work fails in a second, and a download shows its progress."""
+    from services.stage import checkpoint
+    from services.stage.shards import check_heads
 
-    resolve(config.model, lambda text, fraction: console.show("model", text, fraction))
+    folder = checkpoint.resolve(config.model, lambda text, fraction: console.show("model", text, fraction))
+    heads, kv_heads = checkpoint.heads(folder)
+    check_heads(heads, kv_heads, config.parallel.tensor_parallel)
 
 
 async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -> int:

@@ -42,8 +42,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Section, frozen=True):
-    """path: a local folder with config.json and safetensors, or "embedded" (SmolLM2-135M-Instruct)
-    name: what clients call the model; default: the folder's name
+    """path: a local folder with config.json and safetensors, an id on the Hugging Face hub
+        (organisation/name), or "embedded" (SmolLM2-135M-Instruct)
+    name: what clients call the model; default: the last part of the path
     max_model_len: longest prompt + answer, tokens; default: the model's context
     dtype: of weights, activations and KV cache
     device: where the stages compute; "auto" is cuda where there is one, else cpu
@@ -182,11 +183,15 @@ class KVConfig(Section, frozen=True):
 
 class ParallelConfig(Section, frozen=True):
     """pipeline_stages: slices of the model's layers, one deployment each
-    tensor_parallel: ranks per stage, one accelerator each
+    tensor_parallel: ranks per stage, processes on one host that share each layer; must divide the numbers of
+        attention heads and of KV heads
+    rank_timeout_s: a rank that does not take part in a step for so long is lost, and its stage restarts,
+        seconds
     """
 
     pipeline_stages: Positive = 1
     tensor_parallel: Positive = 1
+    rank_timeout_s: Seconds = 60.0
 
 
 class StageConfig(Section, frozen=True):

@@ -38,6 +38,19 @@ def test_deployment_options_of_the_file_win() -> None:
     assert gateway.num_replicas == 3  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("device", "resource"), [("cpu", "CPU"), ("cuda", "GPU")])
+def test_a_stage_reserves_a_bundle_for_each_rank_on_one_host(device: str, resource: str) -> None:
+    parallel = {"pipeline_stages": 2, "tensor_parallel": 3}
+    deployments = deployments_of(build({"parallel": parallel, "model": {"device": device}}))
+    for name in ("stage-0", "stage-1"):
+        config = deployments[name]._replica_config  # type: ignore[attr-defined]
+        assert [set(bundle) for bundle in config.placement_group_bundles] == [{resource}] * 3
+        assert config.placement_group_strategy == "STRICT_PACK"
+    assert deployments["gateway"]._replica_config.placement_group_bundles is None  # type: ignore[attr-defined]
+    single = deployments_of(build({}))["stage-0"]._replica_config  # type: ignore[attr-defined]
+    assert single.placement_group_bundles is None
+
+
 def test_a_bad_tree_is_refused_before_anything_is_deployed() -> None:
     with pytest.raises(ConfigError, match=r"kv\.device_blocks"):
         build({"kv": {"device_blocks": -1}})
