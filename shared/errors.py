@@ -86,6 +86,10 @@ class BusTimeout(BusError):
     """A request got no answer within its deadline."""
 
 
+class ActivationTimeout(BusTimeout):
+    """Activations did not get from one stage to the next within `stage.transfer_timeout_s`."""
+
+
 class BusClosed(BusError):
     """The connection is gone for good (closed, or refused by the server)."""
 
