@@ -1,5 +1,5 @@
-"""However activations go from stage to stage, and whatever is lost on the way: the tokens are those of Hugging
-Face.
+"""However activations go from stage to stage, and whatever is lost on the way: the tokens are those of
+Hugging Face.
 """
 
 import asyncio
