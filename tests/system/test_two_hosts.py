@@ -16,9 +16,7 @@ pytestmark = pytest.mark.system
 MODEL = "SmolLM2-135M-Instruct"
 CUT_S = 3.0
 TOKENS = 48
-MESSAGES = [
-    {"role": "user", "content": "Tell me a story about a river, a mountain and an orchard in winter."}
-]
+MESSAGES = [{"role": "user", "content": "Tell me a story about a river and an orchard in winter."}]
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,8 @@ import yaml
 from shared.nats_server import server_binary
 
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
-_READY_S = 100.0
+_READY_S = 150.0
 _ROOT = Path(__file__).parents[2]
-_ENV = {
-    **os.environ,
-    "PYTHONPATH": str(_ROOT),
-    "OMP_WAIT_POLICY": "passive",
-}
 
 
 def missing_privilege() -> str | None:
@@ -53,7 +48,14 @@ class TwoHosts:
         # Short: Ray's sockets are below it, and a socket's path takes 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="sj-", dir="/tmp"))
         self._ray, self._nats, http = (_free_port() for _ in range(3))
-        self._token = secrets.token_urlsafe(16)
+        self._token = secrets.token_hex(32)
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(_ROOT),
+            "OMP_WAIT_POLICY": "passive",
+            "RAY_AUTH_MODE": "token",  # Ray's default for the head, but not for those who join it
+            "RAY_AUTH_TOKEN": self._token,
+        }
         self._processes: list[subprocess.Popen[bytes]] = []
         self._config = self._folder / "two_hosts.yaml"
         self._config.write_text(yaml.safe_dump(self._document(args, http)))
@@ -83,7 +85,7 @@ class TwoHosts:
         # Either end takes the other with it; both may be gone if the start failed.
         subprocess.run(["ip", "link", "delete", self._near], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "delete", self._namespace], capture_output=True, check=False)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        os.environ.get("KEEPIT") or shutil.rmtree(self._folder, ignore_errors=True)
 
     def cut(self) -> None:
         """Nothing passes between the hosts any more."""
@@ -158,8 +160,9 @@ class TwoHosts:
         self._start_host(
             "first",
             [],
-            f"{ray} start --head --port={self._ray} --node-ip-address={self._first} --temp-dir={self._folder}/ray"
-            f" --resources='{{\"first\": 1}}' {_RAY_LIMITS} --include-dashboard=false"
+            f"{ray} start --head --port={self._ray} --node-ip-address={self._first}"
+            f" --temp-dir={self._folder}/ray --resources='{{\"first\": 1}}' {_RAY_LIMITS}"
+            " --include-dashboard=false"
             f" && exec {serve} run --address={self._first}:{self._ray} {self._config}",
         )
 
@@ -186,7 +189,9 @@ class TwoHosts:
     def _start(self, name: str, command: list[str]) -> None:
         with (self._folder / f"{name}.log").open("wb") as log:
             self._processes.append(
-                subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_ENV, cwd=_ROOT)
+                subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, env=self._environment, cwd=_ROOT
+                )
             )
 
     # ------------------------------------------------------------ getting ready
