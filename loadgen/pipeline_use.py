@@ -52,9 +52,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
-    print(
-        f"{options.model}, {STAGES} stages of one thread, {2 * options.batch} requests of {options.tokens} tokens"
-    )
+    requests = 2 * options.batch
+    print(f"{options.model}, {STAGES} stages of one thread, {requests} requests of {options.tokens} tokens")
     print("| batches in flight | tokens/s | iterations | busy | bubble |\n|---|---|---|---|---|")
     settings = [*SETTINGS, f"model.path={options.model}", f"scheduler.max_batch_size={options.batch}"]
     if options.split:
@@ -65,10 +64,8 @@ def main() -> None:
             row = asyncio.run(measure(served.url, in_flight, requests, options.tokens))
         rows.append(row)
         shares = (" / ".join(f"{100 * share:.0f} %" for share in part) for part in (row.busy, row.bubble))
-        print(
-            f"| {in_flight} | {row.tokens_per_s:.1f} | {row.iterations:.0f} | {' | '.join(shares)} |",
-            flush=True,
-        )
+        figures = f"{row.tokens_per_s:.1f} | {row.iterations:.0f} | {' | '.join(shares)}"
+        print(f"| {in_flight} | {figures} |", flush=True)
     print(f"\nThroughput with two in flight over one: {rows[1].tokens_per_s / rows[0].tokens_per_s:.2f}")
 
 
