@@ -86,8 +86,10 @@ class BusTimeout(BusError):
     """A request got no answer within its deadline."""
 
 
-class ActivationTimeout(BusTimeout):
-    """Activations did not get from one stage to the next within `stage.transfer_timeout_s`."""
+class ActivationLost(BusError):
+    """Activations did not get from one stage to the next: nothing moved for `stage.transfer_timeout_s`, or
+    the connection broke.
+    """
 
 
 class BusClosed(BusError):

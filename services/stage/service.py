@@ -20,7 +20,7 @@ from services.stage.runner import StageRunner, StepOutput
 from services.stage.transport import EpochOver, HopMetrics, Receiver, Sender, SharedMemory
 from shared.bus import Delivery, Subscription
 from shared.config import Config
-from shared.errors import BusError, CopyFailed
+from shared.errors import CopyFailed
 from shared.ids import Epoch
 from shared.messages import (
     Hello,
@@ -190,7 +190,9 @@ class StageService(Service):
         if epoch == self.bus.epoch:
             try:
                 return await receiver.fetch(epoch, step)
-            except BusError:
+            except EpochOver:
+                raise
+            except Exception:
                 await receiver.taken(step.plan.step_id)  # given up: the sender must not wait
                 raise
         if step.hidden is not None:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from services.stage.transport.credits import Credits, EpochOver, Window
-from shared.errors import ActivationTimeout
+from shared.errors import ActivationLost
 from shared.ids import StepId
 
 
@@ -81,7 +81,7 @@ async def test_a_window_moves_with_what_arrives() -> None:
 async def test_a_window_that_does_not_move_is_an_error_with_the_key_to_change() -> None:
     window = Window(step(3), limit=1)
     await window.take(timeout=5)
-    with pytest.raises(ActivationTimeout, match=r"step 3: none of 1 pieces .*stage\.transfer_timeout_s"):
+    with pytest.raises(ActivationLost, match=r"step 3: none of 1 pieces .*stage\.transfer_timeout_s"):
         await window.take(timeout=0.01)
 
 

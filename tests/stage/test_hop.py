@@ -15,7 +15,7 @@ from services.stage.transport.chunks import cut
 from services.stage.transport.tensors import content_of
 from shared.bus import Bus, Delivery, Subscription
 from shared.config import Config, parse
-from shared.errors import ActivationTimeout, BusError, ConfigError, PayloadTooLarge
+from shared.errors import ActivationLost, BusError, ConfigError, PayloadTooLarge
 from shared.ids import Epoch, StepId
 from shared.messages import Meet, StepInput, StepPlan, TensorData
 from shared.metrics import Registry
@@ -254,7 +254,7 @@ async def test_a_lost_piece_is_an_error_at_the_receiver_and_ends_the_sending(
 
     monkeypatch.setattr(ends.receiver, "_note", lossy)
     sending = asyncio.create_task(ends.send(1, torch.zeros(8 * 1024, dtype=torch.uint8)))
-    with pytest.raises(ActivationTimeout, match=r"step 1: 7 of 8 pieces .*stage\.transfer_timeout_s"):
+    with pytest.raises(ActivationLost, match=r"step 1: 7 of 8 pieces .*stage\.transfer_timeout_s"):
         await ends.receive()
     await ends.receiver.taken(StepId(1))
     await asyncio.wait([sending])
@@ -265,7 +265,7 @@ async def test_a_lost_piece_is_an_error_at_the_receiver_and_ends_the_sending(
 
 async def test_a_process_group_that_broke_is_made_anew(connect: Connect) -> None:
     ends = await connect(transport="distributed", transfer_timeout_s=1.0)
-    with pytest.raises(ActivationTimeout, match=r"torch\.distributed"):
+    with pytest.raises(ActivationLost, match=r"torch\.distributed"):
         await ends.send(1, torch.ones(1_000_000))  # nobody receives it
     assert not ends.sender.ready
     await ends.next_step()
@@ -273,3 +273,18 @@ async def test_a_process_group_that_broke_is_made_anew(connect: Connect) -> None
     sending = asyncio.create_task(ends.send(2, torch.ones(4)))
     assert torch.equal((await ends.receive())[1], torch.ones(4))
     await sending
+
+
+async def test_a_neighbour_that_is_gone_is_waited_for(connect: Connect) -> None:
+    """Not a failure after the other: that would end jobs with an error while the stage is being replaced."""
+    ends = await connect(transport="distributed")
+    ends.receiver._pair = None  # its process ends: the connection closes
+    with pytest.raises(ActivationLost, match="the neighbour is gone"):
+        for number in (1, 2):  # the first may still fit into the socket's buffer
+            await ends.send(number, torch.ones(1_000_000))
+    waiting = asyncio.create_task(ends.send(3, torch.ones(4)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    ends.begin_epoch(SECOND)
+    with pytest.raises(EpochOver):
+        await waiting

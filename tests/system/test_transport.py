@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.stage.service import StageService
 from services.stage.transport import receiver
 from shared.bus import Delivery
 from tests.application import Application
@@ -112,3 +113,27 @@ async def test_a_lost_piece_costs_a_recomputation(
     assert not to_lose
     assert metrics['skipjoin_failed_steps_total{stage="1"}'] == 2
     assert metrics["skipjoin_kv_integrity_violations_total"] == 0
+
+
+@pytest.mark.parametrize("way", ["auto", "chunked", "distributed"])
+@pytest.mark.parametrize("replaced", [0, 1])
+async def test_a_restarted_neighbour_is_met_anew(reference: Reference, way: str, replaced: int) -> None:
+    stage = {"transport": way, "inline_bytes": 1024, "chunk_bytes": 1024}
+    async with Application(stage=stage, parallel={"pipeline_stages": 2}) as app, asyncio.timeout(120):
+        running, pieces = asyncio.Event(), list[str]()
+
+        async def stream() -> None:
+            async for chunk in app.chunks(app.completion(PROMPTS[0], TOKENS * 3, temperature=0)):
+                pieces.append(chunk["choices"][0]["text"])
+                if len(pieces) == 4:
+                    running.set()
+
+        streaming = asyncio.create_task(stream())
+        await running.wait()
+        await app.stages[replaced].stop()
+        app.stages[replaced] = StageService(app.config, replaced)
+        await app.stages[replaced].start()
+        await streaming
+        expected = reference.generate(PROMPTS[0], TOKENS * 3)
+        assert "".join(pieces) == reference.tokenizer.decode(expected)
+        await app.settled()

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 
-from shared.errors import ActivationTimeout
+from shared.errors import ActivationLost
 from shared.ids import StepId
 
 
@@ -75,14 +75,14 @@ class Window:
     async def take(self, timeout: float) -> None:
         """Returns when one more piece may be sent.
 
-        Raises EpochOver, or ActivationTimeout if nothing arrives within `timeout` seconds.
+        Raises EpochOver, or ActivationLost if nothing arrives within `timeout` seconds.
         """
         while not self._over and self._sent - self._arrived >= self._limit:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout)
             except TimeoutError:
-                raise ActivationTimeout(
+                raise ActivationLost(
                     f"step {self.step_id}: none of {self._sent - self._arrived} pieces of its activations "
                     f"has arrived at the next stage within {timeout:g} s (stage.transfer_timeout_s)"
                 ) from None

@@ -4,8 +4,8 @@ A process group of its own for each hop, not the process's default one: a stage 
 its neighbours anew, and ranks of a stage may have groups for other purposes.
 """
 
-import logging
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +18,7 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from shared.errors import ActivationTimeout
-
-log = logging.getLogger("skipjoin.stage")
+from shared.errors import ActivationLost
 
 _SENDER, _RECEIVER = 0, 1
 
@@ -53,7 +51,7 @@ class Store:
         self.address = f"{host}:{self.inner.port}"
 
     def pair(self) -> "Pair":
-        """Blocks until the receiver has joined. Raises ActivationTimeout."""
+        """Blocks until the receiver has joined. Raises ActivationLost."""
         return Pair(self.inner, _SENDER, self._host, self._timeout)
 
 
@@ -69,34 +67,32 @@ class Pair:
         try:
             self._group: Any = gloo(PrefixStore("hop", store), rank, 2, options)
         except RuntimeError as error:
-            raise ActivationTimeout(f"torch.distributed: the neighbour did not join: {error}") from error
+            raise ActivationLost(f"torch.distributed: the neighbour did not join: {error}") from error
         self._store = store  # it must live as long as the group
 
     @classmethod
     def join(cls, address: str, timeout: float) -> "Pair":
-        """The receiver's end, for the sender's store. Raises ActivationTimeout."""
+        """The receiver's end, for the sender's store. Raises ActivationLost."""
         host, _, port = address.rpartition(":")
         try:
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
             return cls(store, _RECEIVER, address_towards(host), timeout)
         except (RuntimeError, OSError) as error:
-            raise ActivationTimeout(
-                f"torch.distributed: no way to the stage at {address}: {error}"
-            ) from error
+            raise ActivationLost(f"torch.distributed: no way to the stage at {address}: {error}") from error
 
     def send(self, content: Tensor, tag: int) -> None:
-        """content: on the CPU, contiguous. Raises ActivationTimeout; the pair is of no use afterwards."""
-        self._complete(self._group.send([content.view(torch.uint8)], _RECEIVER, tag))
+        """content: on the CPU, contiguous. Raises ActivationLost; the pair is of no use afterwards."""
+        self._complete(lambda: self._group.send([content.view(torch.uint8)], _RECEIVER, tag))
 
     def receive(self, content: Tensor, tag: int) -> None:
-        """Fill `content`. Raises ActivationTimeout; the pair is of no use afterwards."""
-        self._complete(self._group.recv([content.view(torch.uint8)], _SENDER, tag))
+        """Fill `content`. Raises ActivationLost; the pair is of no use afterwards."""
+        self._complete(lambda: self._group.recv([content.view(torch.uint8)], _SENDER, tag))
 
-    def _complete(self, work: Any) -> None:
+    def _complete(self, begin: Callable[[], Any]) -> None:
         try:
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise ActivationTimeout(
-                f"torch.distributed: activations did not pass within {self._timeout.total_seconds():g} s "
-                f"(stage.transfer_timeout_s): {error}"
+            begin().wait(self._timeout)
+        except RuntimeError as error:  # of both: a connection that is closed already refuses to begin
+            raise ActivationLost(
+                f"torch.distributed: the neighbour is gone, or took nothing for "
+                f"{self._timeout.total_seconds():g} s (stage.transfer_timeout_s): {error}"
             ) from error

@@ -18,7 +18,7 @@ from services.stage.transport.telemetry import HopMetrics
 from services.stage.transport.tensors import empty, restore
 from shared.bus import Bus, Delivery
 from shared.config import StageConfig
-from shared.errors import ActivationTimeout, BusError
+from shared.errors import ActivationLost, BusError
 from shared.ids import Epoch, StepId
 from shared.messages import Chunk, Meet, Met, Receipt, StepInput, TensorData
 
@@ -51,6 +51,7 @@ class Receiver:
         self._incoming: dict[tuple[Epoch, StepId], _Incoming] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="receive")
         self._pair: Pair | None = None
+        self._taken = (bus.epoch, StepId(0))
         self._receipt_every = max(1, config.window_chunks // _RECEIPTS_A_WINDOW)
 
     async def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -81,7 +82,7 @@ class Receiver:
         if offer.store:
             try:
                 self._pair = await self._in_thread(Pair.join, offer.store, self._config.transfer_timeout_s)
-            except ActivationTimeout as error:
+            except ActivationLost as error:
                 log.warning("%s", error)
         return Met(content, self._pair is not None)
 
@@ -93,6 +94,8 @@ class Receiver:
         if delivery.epoch < self._bus.epoch:
             self._bus.count("stale_epoch")
             return
+        if (delivery.epoch, chunk.step_id) <= self._taken:
+            return  # twice, or of a step that was given up: steps come one after the other
         # Of a newer epoch: the step's own message, on another subscription, is about to begin it.
         incoming = self._incoming_of(delivery.epoch, chunk.step_id, chunk.count)
         if not incoming.assembly.add(chunk):
@@ -124,7 +127,7 @@ class Receiver:
     async def fetch(self, epoch: Epoch, step: StepInput) -> Tensor:
         """[tokens, hidden_size] on the CPU, with memory of its own.
 
-        Raises EpochOver if the epoch ends meanwhile, ActivationTimeout if it does not come, BusError if a
+        Raises EpochOver if the epoch ends meanwhile, ActivationLost if it does not come, BusError if a
         segment is not on this host.
         """
         data = step.hidden
@@ -148,7 +151,8 @@ class Receiver:
 
     async def taken(self, step_id: StepId) -> None:
         """Its activations wait no more: they are being computed with, or were given up."""
-        self._incoming.pop((self._bus.epoch, step_id), None)
+        self._taken = (self._bus.epoch, step_id)
+        self._incoming.pop(self._taken, None)
         await self._acknowledge(Receipt(step_id, taken=True))
 
     async def discard(self, data: TensorData) -> None:
@@ -158,7 +162,7 @@ class Receiver:
         elif data.tag is not None and self._pair is not None:
             try:
                 await self._receive_distributed(data, data.tag)  # or its sender would wait for ever
-            except ActivationTimeout as error:
+            except ActivationLost as error:
                 log.warning("%s", error)
 
     async def _assemble(self, epoch: Epoch, step_id: StepId, count: int) -> bytearray:
@@ -168,7 +172,7 @@ class Receiver:
             try:
                 await asyncio.wait_for(incoming.changed.wait(), self._config.transfer_timeout_s)
             except TimeoutError:
-                raise ActivationTimeout(
+                raise ActivationLost(
                     f"step {step_id}: {incoming.assembly.arrived} of {count} pieces of its activations are "
                     f"here, and none has come for {self._config.transfer_timeout_s:g} s "
                     "(stage.transfer_timeout_s)"
@@ -180,7 +184,7 @@ class Receiver:
 
     async def _receive_distributed(self, data: TensorData, tag: int) -> Tensor:
         if self._pair is None:
-            raise ActivationTimeout("activations come over torch.distributed, and there is no process group")
+            raise ActivationLost("activations come over torch.distributed, and there is no process group")
         hidden = empty(data)
         await self._in_thread(self._pair.receive, hidden, tag)
         return hidden

@@ -29,7 +29,7 @@ from services.stage.transport.telemetry import HopMetrics
 from services.stage.transport.tensors import content_of, describe
 from shared.bus import Bus
 from shared.config import Config
-from shared.errors import ActivationTimeout, BusError, BusTimeout, ConfigError, NoResponder, PayloadTooLarge
+from shared.errors import ActivationLost, BusError, BusTimeout, ConfigError, NoResponder, PayloadTooLarge
 from shared.ids import Epoch
 from shared.messages import Meet, Met, Receipt, StepInput, TensorData
 
@@ -61,6 +61,7 @@ class Sender:
         self._tags = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="send")
         self._peer = ""
+        self._changed = asyncio.Event()
         self._shares_memory = False
         self._pair: Pair | None = None
         if self._config.transport == "shm" and not memory.available:
@@ -103,6 +104,7 @@ class Sender:
     def begin_epoch(self) -> None:
         """Steps of before are void; whoever waits to send one is told so."""
         self._credits.reset()
+        self._changed.set()
         if self._window is not None:
             self._window.close()
 
@@ -130,7 +132,7 @@ class Sender:
             )
             if joining is not None:
                 self._pair = await joining
-        except (NoResponder, BusTimeout, OSError) as error:
+        except (NoResponder, BusTimeout, ActivationLost, OSError) as error:
             log.warning("stage %d was not met, its next hello is a new chance: %s", self._next, error)
             return
         finally:
@@ -147,6 +149,7 @@ class Sender:
                 f"{self._index}: they are on different hosts or in different containers; set it to auto"
             )
         self._peer = instance
+        self._changed.set()
         shared = "shared memory" if self._shares_memory else "no shared memory"
         log.info("stage %d met stage %d: %s", self._index, self._next, shared)
 
@@ -174,21 +177,36 @@ class Sender:
     async def send(self, epoch: Epoch, step: StepInput, hidden: Tensor) -> None:
         """Give the activations of `step`, which has none yet, to the next stage.
 
-        Raises EpochOver if `epoch` ends before they are gone; ActivationTimeout; BusError if none of the ways
+        Raises EpochOver if `epoch` ends before they are gone; ActivationLost; BusError if none of the ways
         that are left takes them, PayloadTooLarge among them.
         """
         began = time.perf_counter()
         step_id, size = step.plan.step_id, hidden.nbytes
         await self._credits.take(step_id, size)
-        ready = time.perf_counter()
-        self._metrics.blocked(ready - began)
-        hop = Hop(self._shares_memory, self._pair is not None, self._bus.max_payload)
         try:
+            await self._until_met(epoch)
+            ready = time.perf_counter()
+            self._metrics.blocked(ready - began)
+            hop = Hop(self._shares_memory, self._pair is not None, self._bus.max_payload)
             way = await self._send_by(ways(self._config, size, hop), epoch, step, hidden)
         except BusError:
             self._credits.give_back(step_id)
             raise
         self._metrics.sent(way, size, time.perf_counter() - ready)
+
+    async def _until_met(self, epoch: Epoch) -> None:
+        """The next stage was replaced a moment ago, or its process group broke: its next hello mends that."""
+        while not self.ready:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._config.transfer_timeout_s)
+            except TimeoutError:
+                raise ActivationLost(
+                    f"stage {self._next} was not met within {self._config.transfer_timeout_s:g} s "
+                    "(stage.transfer_timeout_s)"
+                ) from None
+            if epoch != self._bus.epoch:
+                raise EpochOver
 
     async def _send_by(self, ways: list[Way], epoch: Epoch, step: StepInput, hidden: Tensor) -> Way:
         """By the first of `ways` that has room; returns it."""
@@ -249,12 +267,12 @@ class Sender:
 
     async def _send_distributed(self, epoch: Epoch, step: StepInput, hidden: Tensor) -> None:
         if self._pair is None:
-            raise ActivationTimeout("stage.transport: distributed, but there is no process group any more")
+            raise ActivationLost("stage.transport: distributed, but there is no process group any more")
         tag = next(self._tags)
         await self._describe(epoch, step, hidden, tag=tag)
         content = hidden.cpu().contiguous()
         try:
             await self._in_thread(self._pair.send, content, tag)
-        except ActivationTimeout:
+        except ActivationLost:
             self._peer = ""  # gloo has closed the pair: meet again
             raise
