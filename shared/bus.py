@@ -240,6 +240,11 @@ class Bus:
     def closed(self) -> bool:
         return self._client.is_closed
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of a message's payload and headers that the server takes."""
+        return self._client.max_payload
+
     def check(self) -> None:
         """Raises BusClosed when the connection is gone for good (a lost one that is being retried is not)."""
         if self._failure is not None:

@@ -132,6 +132,8 @@ class SchedulerConfig(Section, frozen=True):
         batches that promoted jobs may take (alpha stretches to keep it)
     trace_frequency, trace_seed: of the changing priorities: updates per plan, and what they are drawn from
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
+    batches_in_flight: batches that the stages work on at most; default: one for each stage, and with several
+        stages one more whenever the first is free
     """
 
     policy: Policy = "skip-join"
@@ -147,6 +149,7 @@ class SchedulerConfig(Section, frozen=True):
     trace_frequency: Annotated[float, Meta(gt=0, le=1)] = 0.04
     trace_seed: int = 0
     step_timeout_s: Seconds = 60.0
+    batches_in_flight: Positive | None = None
 
 
 class KVConfig(Section, frozen=True):
@@ -183,6 +186,8 @@ class KVConfig(Section, frozen=True):
 
 class ParallelConfig(Section, frozen=True):
     """pipeline_stages: slices of the model's layers, one deployment each
+    layer_split: layers of each stage; default: such that the slowest stage is as fast as can be, where the
+        output head counts for as many layers as it has weights
     tensor_parallel: ranks per stage, processes on one host that share each layer; must divide the numbers of
         attention heads and of KV heads
     rank_timeout_s: a rank that does not take part in a step for so long is lost, and its stage restarts,
@@ -190,19 +195,39 @@ class ParallelConfig(Section, frozen=True):
     """
 
     pipeline_stages: Positive = 1
+    layer_split: tuple[Positive, ...] | None = None
     tensor_parallel: Positive = 1
     rank_timeout_s: Seconds = 60.0
 
 
 class StageConfig(Section, frozen=True):
     """threads: CPU threads of one stage's kernels
-    transport: how activations go to the next stage; auto is inline up to `inline_bytes`, else shared memory
+    transport: how activations go to the next stage: inline (inside the NATS message), shm (shared memory of
+        one host), chunked (pieces over NATS) or distributed (torch.distributed, gloo: opens ports without
+        authentication); auto is inline up to `inline_bytes`, else shm where the next stage sees this one's
+        memory, else `between_hosts`
     inline_bytes: largest activation that travels inside the NATS message
+    between_hosts: what auto takes between stages that share no memory
+    chunk_bytes: size of a piece; what fits the NATS server's max_payload if that is less
+    window_chunks: pieces on their way at most, so that other messages wait for no more than these
+    unacknowledged, unacknowledged_bytes: activations on their way to the next stage or waiting there at most;
+        a single larger one is sent
+    transfer_timeout_s: activations that make no progress for so long are lost, and their step is recomputed
     """
 
     threads: Positive = 1
-    transport: Literal["auto", "inline", "shm"] = "auto"
+    transport: Literal["auto", "inline", "shm", "chunked", "distributed"] = "auto"
     inline_bytes: Positive = 256 * 1024
+    between_hosts: Literal["chunked", "distributed"] = "chunked"
+    chunk_bytes: Annotated[int, Meta(ge=1024)] = 512 * 1024
+    window_chunks: Positive = 4
+    unacknowledged: Positive = 4
+    unacknowledged_bytes: Positive = 64 * 1024 * 1024
+    transfer_timeout_s: Seconds = 10.0
+
+    @property
+    def wants_process_group(self) -> bool:
+        return "distributed" in (self.transport, self.between_hosts)
 
 
 class ProfilerConfig(Section, frozen=True):
@@ -320,9 +345,21 @@ def parse(tree: Tree) -> Config:
     Raises ConfigError, starting with the path of the bad key.
     """
     try:
-        return msgspec.convert(tree, Config)
+        config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), tree)) from None
+    _check_layer_split(config.parallel)
+    return config
+
+
+def _check_layer_split(parallel: ParallelConfig) -> None:
+    """Raises ConfigError; whether it fits the model is only known where that is read."""
+    split, stages = parallel.layer_split, parallel.pipeline_stages
+    if split is not None and len(split) != stages:
+        raise ConfigError(
+            f"parallel.layer_split: {list(split)} is for {len(split)} stages, "
+            f"parallel.pipeline_stages is {stages}"
+        )
 
 
 def _explain(text: str, tree: Tree) -> str:

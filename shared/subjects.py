@@ -43,6 +43,10 @@ class Subjects:
         return self._of("scheduler", "result")
 
     @property
+    def step_passed(self) -> str:
+        return self._of("scheduler", "passed")
+
+    @property
     def kv_changed(self) -> str:
         return self._of("scheduler", "kv_changed")
 
@@ -71,6 +75,17 @@ class Subjects:
     # stages
     def stage_step(self, stage: int) -> str:
         return self._of("stage", stage, "step")
+
+    def stage_chunk(self, stage: int) -> str:
+        """Activations for `stage` in pieces: apart from its steps, which must not queue behind them."""
+        return self._of("stage", stage, "chunk")
+
+    def stage_receipt(self, stage: int) -> str:
+        """To the sender `stage`, from the stage after it."""
+        return self._of("stage", stage, "receipt")
+
+    def stage_meet(self, stage: int) -> str:
+        return self._of("stage", stage, "meet")
 
     # tokens back to whoever submitted (a gateway or the profiler)
     def tokens(self, instance: str) -> str:

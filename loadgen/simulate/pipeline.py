@@ -190,6 +190,8 @@ class Pipeline:
             self._copies[event.stage].complete(event.transfer)
             self.kv.transfer_done(event.transfer, event.stage, 0)
         elif event.stage < self._stages:
+            if event.stage == 1:
+                self.scheduler.passed(event.flight.step.step_id)
             self._reach(event.flight, event.stage, event.at)
         else:
             self._complete(event.flight, event.at)

@@ -36,6 +36,7 @@ class Scenario(msgspec.Struct, frozen=True):
         """Raises ConfigError for a policy or swap mode that this version has not."""
         require_policy(self.policy)
         device_blocks, host_blocks = self.model.blocks(self.block_size)
+        stages = self.stages or self.model.stages
         return parse(
             {
                 "scheduler": {
@@ -45,6 +46,7 @@ class Scenario(msgspec.Struct, frozen=True):
                     "max_batch_tokens": self.batch_tokens,
                     "chunked_prefill": self.chunked,
                     "starvation_s": self.starvation_s,
+                    "batches_in_flight": stages,  # as published
                 },
                 "kv": {
                     "block_size": self.block_size,
@@ -52,7 +54,7 @@ class Scenario(msgspec.Struct, frozen=True):
                     "host_blocks": host_blocks,
                     "swap_mode": self.swap_mode,
                 },
-                "parallel": {"pipeline_stages": self.stages or self.model.stages},
+                "parallel": {"pipeline_stages": stages},
             }
         )
 

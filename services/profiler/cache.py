@@ -53,6 +53,7 @@ class ProfileKey(Record, frozen=True):
     prefill_tokens: tuple[int, ...]
     decode_batches: tuple[int, ...]
     decode_tokens: int
+    layer_split: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, config: Config, hardware: str) -> "ProfileKey":
@@ -69,6 +70,7 @@ class ProfileKey(Record, frozen=True):
             prefill_tokens=config.profiler.prefill_tokens,
             decode_batches=config.profiler.decode_batches,
             decode_tokens=config.profiler.decode_tokens,
+            layer_split=config.parallel.layer_split,
         )
 
     @property

@@ -40,7 +40,7 @@ VICTIMS = 8
 """Jobs that run last, named in a plan request: one of them frees the blocks of many decode iterations."""
 
 MAX_FAILURES = 2
-"""A job whose step failed is recomputed; one that was in this many failed steps ends with an error."""
+"""A job whose step failed is recomputed; after so many failed steps without a token it ends with an error."""
 
 
 class Observer(Protocol):
@@ -64,14 +64,18 @@ class Observer(Protocol):
 class Scheduler:
     """Jobs from submit to finish; the policy orders them, the KV-cache manager says which fit.
 
-    depth: batches that may be in flight; no job is ever in two of them
+    depth: batches in flight among which the jobs are shared out; no job is ever in two of them. With several
+        stages one more goes whenever the first stage is free, if jobs are left over.
     """
 
     def __init__(self, config: Config, observer: Observer, limits: Limits) -> None:
         self._config = config.scheduler
         self._observer = observer
         self._limits = limits
-        self.depth = config.parallel.pipeline_stages
+        stages, wanted = config.parallel.pipeline_stages, config.scheduler.batches_in_flight
+        self.depth = wanted or stages
+        self._ahead = 1 if wanted is None and stages > 1 else 0
+        self._on_first_stage: set[StepId] = set()
         self.cost: CostModel = GUESS
         self.policy = POLICIES[self._config.policy](self._config, self.cost)
         self._jobs: dict[JobId, Job] = {}
@@ -149,7 +153,7 @@ class Scheduler:
 
     def plan_request(self, now: float) -> PlanRequest | None:
         """What to ask the KV-cache manager for the next iteration; None when there is nothing to say."""
-        candidates, holders = self._candidates(now) if len(self._steps) < self.depth else ([], [])
+        candidates, holders = self._candidates(now) if self._has_room() else ([], [])
         if not (candidates or self._completed or self._released):
             return None
         request = PlanRequest(
@@ -166,6 +170,18 @@ class Scheduler:
         self._next_step += 1
         self._completed, self._released, self._ended = [], [], []
         return request
+
+    def _has_room(self) -> bool:
+        """Whether another batch may go now."""
+        if self._on_first_stage:
+            return len(self._steps) < self.depth
+        return len(self._steps) < self.depth + self._ahead
+
+    def passed(self, step_id: StepId) -> None:
+        """The first stage is done with this step and takes the next one: of the jobs that are not in flight,
+        those that are first in line now.
+        """
+        self._on_first_stage.discard(step_id)
 
     def _candidates(self, now: float) -> tuple[list[Candidate], list[Holder]]:
         """Twice the batch in priority order, so that the KV-cache manager can pass over what does not fit,
@@ -255,6 +271,7 @@ class Scheduler:
         if batch:
             self._note_preemptions(batch, now)
             self._steps[reply.step_id] = batch
+            self._on_first_stage.add(reply.step_id)
         elif reply.granted:
             self._completed.append(reply.step_id)  # the KV-cache manager holds it for in flight
         if not batch and not reply.directives:
@@ -286,6 +303,7 @@ class Scheduler:
         batch = self._steps.pop(result.step_id, None)
         if batch is None:
             return {}
+        self.passed(result.step_id)
         self._completed.append(result.step_id)
         out: defaultdict[str, list[JobTokens]] = defaultdict(list)
         if result.error is not None:
@@ -305,6 +323,7 @@ class Scheduler:
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
             job.append(token, scored)
+            job.failures = 0
             self._observer.completed(job, now)
             reason = job.finish_reason()
             start = len(job.output) - 1
@@ -356,6 +375,7 @@ class Scheduler:
         self._free_blocks = 0
         self._begun.clear()
         self._steps.clear()
+        self._on_first_stage.clear()
         self._next_step = 1
         for job in self._jobs.values():
             job.kv_tokens = 0

@@ -12,6 +12,7 @@ import asyncio
 from services.scheduler.core import Scheduler
 from services.scheduler.observer import JobSpans
 from services.scheduler.peers import Peers, Receivers
+from services.scheduler.utilisation import Utilisation
 from shared.bus import Delivery
 from shared.clock import next_epoch
 from shared.config import Config
@@ -31,6 +32,7 @@ from shared.messages import (
     PlanRequest,
     Refused,
     StaleEpoch,
+    StepPassed,
     StepPlan,
     StepResult,
     Submit,
@@ -68,6 +70,18 @@ class SchedulerService(Service):
         self._epochs = self.registry.counter("skipjoin_epochs", "Epochs begun, by cause.", ["cause"])
         self._batch_size = self.registry.histogram(
             "skipjoin_batch_size", "Jobs in an iteration.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+        )
+        self._utilisation = Utilisation(config.parallel.pipeline_stages)
+        self._active = self.registry.gauge(
+            "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
+        )
+        self._busy = self.registry.gauge(
+            "skipjoin_stage_busy_seconds",
+            "Of that, time that a stage computed or waited for a copy.",
+            ["stage"],
+        )
+        self._bubble = self.registry.gauge(
+            "skipjoin_stage_bubble_seconds", "Of that, time that a stage had nothing to do.", ["stage"]
         )
         self._plan_seconds = self.registry.histogram(
             "skipjoin_schedule_seconds", "From an event to the next step on its way, KV plan included."
@@ -138,6 +152,7 @@ class SchedulerService(Service):
         self.log.info("epoch %d begins: %s", self.bus.epoch, cause)
         if self._core is not None:
             self._core.lose_kv(self.clock.now())
+            self._utilisation.observe(0, self.clock.now())
         self._progress()
         self._wake.set()
 
@@ -174,10 +189,13 @@ class SchedulerService(Service):
                 known = self._core.explain(job_id, now) if self._core else unknown
                 await self.bus.reply(delivery, known)
                 return
-            case StepResult() | KVChanged() if delivery.epoch != self.bus.epoch:
+            case StepResult() | StepPassed() | KVChanged() if delivery.epoch != self.bus.epoch:
                 self.bus.count("stale_epoch")
             case StepResult() as result:
                 await self._complete(result)
+            case StepPassed(step_id):
+                if self._core is not None:
+                    self._core.passed(step_id)
             case KVChanged():
                 pass  # waking up is all it asks for
             case CostModel() as cost:
@@ -203,7 +221,10 @@ class SchedulerService(Service):
         assert self._core is not None  # results of this epoch come after its first step
         if result.error is not None:
             self.log.error("step %d failed: %s", result.step_id, result.error)
-        tokens = self._core.complete(result, self.clock.now())
+        now = self.clock.now()
+        tokens = self._core.complete(result, now)
+        self._utilisation.observe(self._core.in_flight, now)
+        self._utilisation.worked(result.seconds, result.waited)
         self._iterations.inc()
         self._progress()
         await self._send_tokens(tokens)
@@ -225,6 +246,7 @@ class SchedulerService(Service):
             if self.bus.epoch != epoch or reply is None:
                 return  # what was planned belongs to the past; beginning an epoch has set the wake-up
             step = self._core.dispatch(reply, self.clock.now())
+            self._utilisation.observe(self._core.in_flight, self.clock.now())
             if step is not None:
                 await self._send_step(step)
                 self._plan_seconds.observe(self.clock.now() - started)
@@ -267,5 +289,11 @@ class SchedulerService(Service):
         if self._core is None:
             return
         self._in_flight.set(self._core.in_flight)
+        self._active.set(self._utilisation.active)
+        for stage, (busy, bubble) in enumerate(
+            zip(self._utilisation.busy, self._utilisation.bubble, strict=True)
+        ):
+            self._busy.labels(stage).set(busy)
+            self._bubble.labels(stage).set(bubble)
         for (state, level), count in self._core.count_jobs().items():
             self._jobs.labels(state, f"Q{level + 1}").set(count)

@@ -1,5 +1,6 @@
 """The part of a transformers causal LM that one stage computes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from services.stage.attention import ATTENTION
 from services.stage.attention_plan import AttentionPlan
 from services.stage.collectives import Alone, Collectives
+from services.stage.layer_split import LayerCosts, layer_ranges
 from services.stage.parallel_layers import WHOLE, Shards, cut_model, gather_logits
-from shared.errors import CheckpointError, ConfigError
+from shared.errors import CheckpointError
 
 SUPPORTED = ("llama", "mistral", "opt", "qwen2", "qwen3")
 """`model_type`s that are tested. Others may look alike and compute wrongly."""
@@ -19,20 +21,6 @@ SUPPORTED = ("llama", "mistral", "opt", "qwen2", "qwen3")
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _FIRST_ONLY = ("embed_tokens", "embed_positions", "project_in")
 _LAST_ONLY = ("norm", "final_layer_norm", "project_out")
-
-
-def layer_range(layers: int, stages: int, stage: int) -> range:
-    """The layers of `stage`: contiguous, as even as possible, the first stages taking the remainder.
-
-    Raises ConfigError when there are more stages than layers.
-    """
-    if stages > layers:
-        raise ConfigError(
-            f"parallel.pipeline_stages: {stages} stages cannot share {layers} layers, use at most {layers}"
-        )
-    share, remainder = divmod(layers, stages)
-    first = stage * share + min(stage, remainder)
-    return range(first, first + share + (stage < remainder))
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -75,16 +63,17 @@ class ModelSlice:
         stages: int,
         stage: int,
         dtype: torch.dtype,
+        layer_split: Sequence[int] | None = None,
         collectives: Collectives | None = None,
     ) -> None:
-        """collectives: with the other ranks of the stage; None if it is the only one.
+        """layer_split: layers of each stage; default: balanced
+        collectives: with the other ranks of the stage; None if it is the only one
 
         Raises ConfigError if layers or heads cannot be shared out.
         """
         self.config = config
         self.collectives: Collectives = collectives or Alone()
         self.dtype = dtype
-        self.layers = layer_range(config.num_hidden_layers, stages, stage)
         self.is_first = stage == 0
         self.is_last = stage == stages - 1
         with torch.device("meta"):
@@ -95,6 +84,7 @@ class ModelSlice:
         self.known = frozenset[str](self.model.state_dict())
         self.tied: dict[str, str] = dict(self.model.all_tied_weights_keys)
         self.decoder: Any = self.model.get_decoder()
+        self.layers = layer_ranges(self._costs(), stages, layer_split)[stage]
         self._drop_other_stages()
         self.shards: Shards = WHOLE
         if self.collectives.ranks > 1:
@@ -102,6 +92,10 @@ class ModelSlice:
         attention = self.decoder.layers[self.layers.start].self_attn
         self.head_dim: int = attention.head_dim
         self.kv_heads: int = attention.k_proj.out_features // attention.head_dim
+
+    def _costs(self) -> LayerCosts:
+        layers = self.decoder.layers
+        return LayerCosts(len(layers), _count_weights(layers[0]), _count_weights(self.model.lm_head))
 
     def _drop_other_stages(self) -> None:
         for index in range(len(self.decoder.layers)):
@@ -146,3 +140,7 @@ class ModelSlice:
             if part is not None:
                 hidden = part(hidden)
         return gather_logits(self.model.lm_head(hidden), self.config.vocab_size, self.collectives)
+
+
+def _count_weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -80,8 +80,14 @@ class StageRunner:
 
     def _load_slice(self, config: Config, stage: int, folder: Path, progress: ProgressFn) -> ModelSlice:
         dtype: torch.dtype = getattr(torch, config.model.dtype)
+        parallel = config.parallel
         part = ModelSlice(
-            load_config(folder), config.parallel.pipeline_stages, stage, dtype, self._collectives
+            load_config(folder),
+            parallel.pipeline_stages,
+            stage,
+            dtype,
+            parallel.layer_split,
+            self._collectives,
         )
         text = f"loading layers {part.layers.start} to {part.layers.stop - 1}"
         weights.load(part, folder, self.device, lambda fraction: progress(text, fraction))

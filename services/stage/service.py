@@ -1,10 +1,12 @@
 """A stage's shell: plans and activations in, activations or tokens out, copies beside the computation.
 
-    inbox ──(epoch fence, copies start)──> queue ──> compute thread ──> next stage, or scheduler + profiler
-    copy threads ──> transfers ──> KV-cache manager
+    inbox ──(epoch fence, copies start)──> arrivals ──(activations whole)──> steps ──> compute thread
+      └──directives, at once──> next stage                                                 │
+    copy threads ──> transfers ──> KV-cache manager       outbox ──> next stage, or scheduler + profiler
 
 Copies start when their plan arrives, also while an earlier step computes: the KV-cache manager never moves
-blocks that a step in flight uses. Only at a new epoch must the old step be over first.
+blocks that a step in flight uses. Only at a new epoch must the old step be over first. The compute thread
+begins the next step while the outbox still sends the one before.
 
 With tensor parallelism this is rank 0, which speaks for all ranks of the stage: see `gang`.
 """
@@ -19,7 +21,7 @@ from torch import Tensor
 from services.stage import checkpoint
 from services.stage.gang import Gang, RankProcesses
 from services.stage.runner import StageRunner, StepOutput
-from services.stage.transport import ActivationTransport
+from services.stage.transport import EpochOver, HopMetrics, Receiver, Sender, SharedMemory
 from shared.bus import Delivery, Subscription
 from shared.config import Config
 from shared.errors import CopyFailed, RankLost
@@ -28,6 +30,7 @@ from shared.messages import (
     Hello,
     Limits,
     StepInput,
+    StepPassed,
     StepPlan,
     StepResult,
     StepTiming,
@@ -51,8 +54,13 @@ class StageService(Service):
         self._index = index
         self._last = index == config.parallel.pipeline_stages - 1
         self._compute_thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self._transport = ActivationTransport(config.stage)
-        self._steps: asyncio.Queue[tuple[Epoch, StepInput]] = asyncio.Queue(QUEUE_DEPTH)
+        self._memory = SharedMemory()
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
+        self._arrivals: asyncio.Queue[tuple[Epoch, StepInput]] = asyncio.Queue(QUEUE_DEPTH)
+        self._steps: asyncio.Queue[tuple[Epoch, StepInput, Tensor | None]] = asyncio.Queue(QUEUE_DEPTH)
+        # One: a step whose activations find no credit holds up the computation, or they would pile up here.
+        self._outbox: asyncio.Queue[tuple[Epoch, StepInput, StepOutput]] = asyncio.Queue(1)
         self._transfers: asyncio.Queue[tuple[int, Transferred] | Exception] = asyncio.Queue()
         self._copies_epoch = Epoch(0)
         labels = ["stage"]
@@ -78,10 +86,23 @@ class StageService(Service):
         # Everything that touches the model runs in the one thread, its allocation included.
         self._runner = await self._loop.run_in_executor(self._compute_thread, self._load)
         inbox = await self.bus.subscribe(self.bus.subjects.stage_step(self._index), depth=QUEUE_DEPTH)
+        await self._start_transport()
         self.supervisor.start("inbox", self._read_inbox(inbox))
+        self.supervisor.start("arrivals", self._fetch_activations())
         self.supervisor.start("compute", self._compute_steps())
+        self.supervisor.start("outbox", self._send_outputs())
         self.supervisor.start("transfers", self._report_transfers())
         self.supervisor.start("ranks", self._watch_ranks())
+
+    async def _start_transport(self) -> None:
+        metrics = HopMetrics(self.registry, self._index)
+        if self._index > 0:
+            self._receiver = Receiver(self.config.stage, self._index, self.bus, self._memory, metrics)
+        if not self._last:
+            self._sender = Sender(self.config, self._index, self.bus, self._memory, metrics)
+        for end in filter(None, (self._receiver, self._sender)):
+            for name, loop in (await end.loops()).items():
+                self.supervisor.start(name, loop)
 
     def _load(self) -> StageRunner | Gang:
         folder = checkpoint.resolve(self.config.model, self._report_from_thread)
@@ -130,12 +151,14 @@ class StageService(Service):
     async def on_stop(self) -> None:
         await self._loop.run_in_executor(self._compute_thread, self._runner.close)
         self._compute_thread.shutdown(wait=True)
-        self._transport.close()
+        for end in filter(None, (self._receiver, self._sender)):
+            end.close()
+        self._memory.close()
 
     def hello(self) -> Hello:
         capacity = self.config.kv.device_blocks * self.config.kv.block_size
         limits = Limits(self._runner.max_model_len, capacity)
-        ready = not self._gang_lost.done()
+        ready = not self._gang_lost.done() and (self._sender is None or self._sender.ready)
         return Hello(self.name, self.bus.instance, ready, self._runner.hardware, limits)
 
     # ------------------------------------------------------------ steps
@@ -147,28 +170,30 @@ class StageService(Service):
                 continue
             if delivery.epoch > self.bus.epoch:
                 await self._begin_epoch(delivery.epoch)
-            self._runner.start_transfers(step.plan.directives)
-            if step.plan.jobs:
-                await self._steps.put((delivery.epoch, step))
-            elif not self._last:
-                await self.bus.publish(self.bus.subjects.stage_step(self._index + 1), StepInput(step.plan))
+            if delivery.epoch < self.bus.epoch:
+                self.bus.count("stale_epoch")
+            else:
+                self._runner.start_transfers(step.plan.directives)
+                if isinstance(delivery.body, StepPlan):
+                    await self._forward_directives(step.plan)
+            if step.plan.jobs:  # stale ones too: their activations may have to be put away
+                await self._arrivals.put((delivery.epoch, step))
 
     def _step_of(self, delivery: Delivery) -> StepInput | None:
-        """The step in a message, or None (counted) if it is of the past or no step at all."""
         match delivery.body:
             case StepPlan() as plan:
-                step = StepInput(plan)
+                return StepInput(plan)
             case StepInput() as step:
-                pass
+                return step
             case other:
                 self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
                 return None
-        if delivery.epoch < self.bus.epoch:
-            self.bus.count("stale_epoch")
-            if step.hidden is not None:
-                self._transport.discard(step.hidden)
-            return None
-        return step
+
+    async def _forward_directives(self, plan: StepPlan) -> None:
+        """Ahead of the activations, so that the later stages copy while this one computes."""
+        if plan.directives and not self._last:
+            ahead = StepPlan(plan.step_id, directives=plan.directives)
+            await self.bus.publish(self.bus.subjects.stage_step(self._index + 1), ahead)
 
     async def _begin_epoch(self, epoch: Epoch) -> None:
         """Steps and transfers of before are void. A step that computes right now writes blocks which the new
@@ -176,6 +201,8 @@ class StageService(Service):
         """
         self.log.info("epoch %d begins", epoch)
         self.bus.epoch = epoch
+        for end in filter(None, (self._receiver, self._sender)):
+            end.begin_epoch()
         await self._steps.join()
         await self._loop.run_in_executor(self._compute_thread, self._runner.reset)
         # Reports of before are on the queue by now: they were put there before `reset` returned.
@@ -183,50 +210,94 @@ class StageService(Service):
             self._transfers.get_nowait()
         self._copies_epoch = epoch
 
+    async def _fetch_activations(self) -> None:
+        while True:
+            epoch, step = await self._arrivals.get()
+            hidden = None
+            try:
+                if self._receiver is not None:
+                    hidden = await self._fetch(self._receiver, epoch, step)
+                if epoch == self.bus.epoch:
+                    await self._steps.put((epoch, step, hidden))
+            except EpochOver:
+                pass
+            except Exception as error:
+                await self._report_failure(epoch, step, error)
+
+    async def _fetch(self, receiver: Receiver, epoch: Epoch, step: StepInput) -> Tensor | None:
+        """None if nobody needs them any more. Raises as Receiver.fetch does."""
+        if epoch == self.bus.epoch:
+            try:
+                return await receiver.fetch(epoch, step)
+            except EpochOver:
+                raise
+            except Exception:
+                await receiver.taken(step.plan.step_id)  # given up: the sender must not wait
+                raise
+        if step.hidden is not None:
+            await receiver.discard(step.hidden)
+        return None
+
     async def _compute_steps(self) -> None:
         while True:
-            epoch, step = await self._steps.get()
+            epoch, step, hidden = await self._steps.get()
             try:
                 if epoch == self.bus.epoch:
-                    await self._compute(epoch, step)
-                elif step.hidden is not None:
-                    self._transport.discard(step.hidden)
+                    await self._compute(epoch, step, hidden)
             finally:
                 self._steps.task_done()
 
-    async def _compute(self, epoch: Epoch, step: StepInput) -> None:
+    async def _compute(self, epoch: Epoch, step: StepInput, hidden: Tensor | None) -> None:
+        if self._receiver is not None:
+            await self._receiver.taken(step.plan.step_id)
         try:
-            output = await self._loop.run_in_executor(self._compute_thread, self._run, step)
-            if epoch == self.bus.epoch:
-                await self._pass_on(step, output)
+            output = await self._loop.run_in_executor(self._compute_thread, self._run, step, hidden)
         except RankLost:
             raise  # no fault of the jobs: the stage restarts, and they are recomputed
         except Exception as error:
-            self._failed.labels(self._index).inc()
-            self.log.exception("step %d failed", step.plan.step_id)
-            if epoch == self.bus.epoch:
-                text = f"stage {self._index}: {type(error).__name__}: {error}"
-                result = StepResult(step.plan.step_id, [], error=text)
-                await self.bus.publish(self.bus.subjects.step_result, result)
+            await self._report_failure(epoch, step, error)
             if isinstance(error, torch.AcceleratorError):
                 raise  # the context is broken, all further steps would fail: this stage must be replaced
+            return
+        if epoch == self.bus.epoch and self._receiver is None and not self._last:
+            await self.bus.publish(self.bus.subjects.step_passed, StepPassed(step.plan.step_id))
+        await self._outbox.put((epoch, step, output))
 
-    def _run(self, step: StepInput) -> StepOutput:
+    def _run(self, step: StepInput, hidden: Tensor | None) -> StepOutput:
         """In the compute thread."""
-        hidden: Tensor | None = None if step.hidden is None else self._transport.unpack(step.hidden)
         return self._runner.step(step.plan, hidden)
 
-    async def _pass_on(self, step: StepInput, output: StepOutput) -> None:
-        self._note(step.plan, output)
+    async def _report_failure(self, epoch: Epoch, step: StepInput, error: Exception) -> None:
+        """The scheduler has the step's jobs computed anew."""
+        self._failed.labels(self._index).inc()
+        self.log.error("step %d failed", step.plan.step_id, exc_info=error)
+        if epoch == self.bus.epoch:
+            text = f"stage {self._index}: {type(error).__name__}: {error}"
+            result = StepResult(step.plan.step_id, [], error=text)
+            await self.bus.publish(self.bus.subjects.step_result, result)
+
+    # ------------------------------------------------------------ results
+
+    async def _send_outputs(self) -> None:
+        while True:
+            epoch, step, output = await self._outbox.get()
+            if epoch != self.bus.epoch:
+                continue
+            self._note(step.plan, output)
+            try:
+                await self._pass_on(epoch, step, output)
+            except EpochOver:
+                pass
+            except Exception as error:
+                await self._report_failure(epoch, step, error)
+
+    async def _pass_on(self, epoch: Epoch, step: StepInput, output: StepOutput) -> None:
+        """To the next stage, or to whoever waits for the result. Raises as Sender.send does."""
         seconds, waited = [*step.seconds, output.seconds], [*step.waited, output.waited]
-        subjects = self.bus.subjects
-        if output.hidden is not None:
-            hidden = await asyncio.to_thread(self._transport.pack, output.hidden)
-            await self.bus.publish(
-                subjects.stage_step(self._index + 1), StepInput(step.plan, hidden, seconds, waited)
-            )
+        if self._sender is not None and output.hidden is not None:
+            await self._sender.send(epoch, StepInput(step.plan, None, seconds, waited), output.hidden)
             return
-        step_id = step.plan.step_id
+        subjects, step_id = self.bus.subjects, step.plan.step_id
         result = StepResult(step_id, output.tokens, seconds, waited, logprobs=output.logprobs)
         await self.bus.publish(subjects.step_result, result)
         await self.bus.publish(subjects.step_timing, StepTiming(step_id, step.plan.load(), seconds))

@@ -9,6 +9,13 @@ from msgspec import Meta
 
 from shared.costmodel import CostModel
 from shared.ids import Epoch
+from shared.messages.activations import (
+    Chunk,
+    Meet,
+    Met,
+    Receipt,
+    StepPassed,
+)
 from shared.messages.base import Message, Part
 from shared.messages.kv import (
     HASH_BYTES,
@@ -72,6 +79,7 @@ __all__ = [
     "Accepted",
     "Body",
     "Candidate",
+    "Chunk",
     "CollectMetrics",
     "Direction",
     "Directive",
@@ -90,7 +98,9 @@ __all__ = [
     "KVChanged",
     "KVLost",
     "Limits",
+    "Meet",
     "Message",
+    "Met",
     "MetricFamily",
     "Metrics",
     "Move",
@@ -98,12 +108,14 @@ __all__ = [
     "PlanReply",
     "PlanRequest",
     "Progress",
+    "Receipt",
     "Refused",
     "Sample",
     "Sampling",
     "StaleEpoch",
     "StepInput",
     "StepJob",
+    "StepPassed",
     "StepPlan",
     "StepResult",
     "StepTiming",
@@ -120,6 +132,7 @@ Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
     | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
+    | Chunk | Receipt | StepPassed | Meet | Met
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
 )  # fmt: skip
 """Any message body."""

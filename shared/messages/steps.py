@@ -45,7 +45,9 @@ class StepJob(Part, frozen=True):
 
 
 class StepPlan(Message, frozen=True):
-    """One iteration for all stages. Without jobs it only carries directives."""
+    """One iteration for all stages. Without jobs it only carries directives, from stage to stage at once: no
+    computation and no activations hold them up.
+    """
 
     step_id: StepId
     jobs: list[StepJob] = []
@@ -57,18 +59,27 @@ class StepPlan(Message, frozen=True):
 
 
 class TensorData(Part, frozen=True):
-    """A dense tensor, or where it lies: exactly one of `data` (inline) and `segment` (shared-memory name)."""
+    """A dense tensor, or how it comes: exactly one of
+
+    data: inline
+    segment: name of a shared-memory segment of this host
+    chunks: so many Chunk messages of the same step
+    tag: a torch.distributed message with this tag
+    """
 
     dtype: str
     shape: list[int]
     data: bytes = b""
     segment: str | None = None
+    chunks: int = 0
+    tag: int | None = None
 
 
 class StepInput(Message, frozen=True):
-    """A plan on its way through stages 1..N-1 with the activations of the stage before.
+    """A plan with jobs on its way through stages 1..N-1 with the activations of the stage before. Its
+    directives went ahead in a StepPlan without jobs.
 
-    hidden: [tokens, hidden_size], absent for a plan without jobs
+    hidden: [tokens, hidden_size]; absent only inside of stage 0
     seconds, waited: per stage so far, the compute time and the time blocked on swap-ins
     """
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
+from torch import Tensor
 
 from services.scheduler.job import Job as ScheduledJob
 from services.stage.runner import StepOutput
-from services.stage.transport import ActivationTransport
-from shared.config import Config, KVConfig, ModelConfig, ParallelConfig, StageConfig
+from services.stage.transport import SharedMemory
+from services.stage.transport.tensors import content_of, describe, restore
+from shared.config import Config, KVConfig, ModelConfig, ParallelConfig
 from shared.ids import BlockId, JobId, StepId, TransferId
 from shared.messages import (
     Direction,
@@ -27,6 +29,7 @@ from shared.messages import (
 
 from .stages import TIMEOUT_S, Stages
 
+_INLINE_BYTES = 512
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -67,7 +70,6 @@ def make_config(folder: Path, *, stages: int = 1, ranks: int = 1, **kv: object) 
         model=ModelConfig(path=str(folder), device="cpu"),
         kv=KVConfig(**options),
         parallel=ParallelConfig(pipeline_stages=stages, tensor_parallel=ranks, rank_timeout_s=TIMEOUT_S),
-        stage=StageConfig(inline_bytes=512),  # so that decodes go inline and prefills through shared memory
     )
 
 
@@ -78,7 +80,7 @@ class Pipeline:
         self._stages = Stages(config, folder)
         self.runners = self._stages.runners
         self.failures = self._stages.failures
-        self.transport = ActivationTransport(config.stage)
+        self.memory = SharedMemory()
         self.block_size = config.kv.block_size
         shuffle = random.Random(seed)
         self.free_device = list(range(config.kv.device_blocks))
@@ -92,7 +94,7 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self._stages.close()
-        self.transport.close()
+        self.memory.close()
 
     def new_job(self, prompt: list[int], sampling: Sampling = GREEDY) -> Job:
         return Job(JobId(next(self._ids)), prompt, sampling, tokens=list(prompt))
@@ -111,7 +113,7 @@ class Pipeline:
             output = runner.step(plan, hidden)
             outputs.append(output)
             if output.hidden is not None:
-                hidden = self.transport.unpack(self.transport.pack(output.hidden))
+                hidden = self.carry(output.hidden)
         drawn = iter(outputs[-1].tokens)
         scored = iter(outputs[-1].logprobs or [None] * len(outputs[-1].tokens))
         for job, count in shares:
@@ -123,6 +125,13 @@ class Pipeline:
                 job.logprobs += [logprobs] if logprobs else []
         assert next(drawn, None) is None
         return outputs
+
+    def carry(self, hidden: Tensor) -> Tensor:
+        """Small activations as bytes, others through shared memory."""
+        content = content_of(hidden)
+        if len(content) <= _INLINE_BYTES:
+            return restore(describe(hidden), bytearray(content))
+        return restore(describe(hidden), self.memory.read(self.memory.write(content)))
 
     def plan(
         self, shares: Sequence[tuple[Job, int]], directives: Sequence[Directive], waits: Sequence[TransferId]

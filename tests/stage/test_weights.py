@@ -3,29 +3,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from services.stage import weights
-from services.stage.model_slice import ModelSlice, layer_range, load_config
-from shared.errors import CheckpointError, ConfigError
+from services.stage.model_slice import ModelSlice, load_config
+from shared.errors import CheckpointError
 
 from .models import CONFIGS, make_prompt, save_model
 from .pipeline import Pipeline, make_config
 
 Tiny = Callable[[str], tuple[Path, torch.nn.Module]]
-
-
-@given(st.integers(1, 100), st.integers(1, 100))
-def test_layer_ranges_share_all_layers_evenly(layers: int, stages: int) -> None:
-    if stages > layers:
-        with pytest.raises(ConfigError, match=r"parallel\.pipeline_stages"):
-            layer_range(layers, stages, 0)
-        return
-    ranges = [layer_range(layers, stages, stage) for stage in range(stages)]
-    assert [layer for part in ranges for layer in part] == list(range(layers))
-    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 
 
 def load(folder: Path, stages: int = 1, stage: int = 0) -> ModelSlice:
