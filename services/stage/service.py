@@ -39,8 +39,8 @@ QUEUE_DEPTH = 1024
 class StageService(Service):
     _runner: StageRunner
 
-    def __init__(self, config: Config, index: int) -> None:
-        super().__init__(config, f"stage{index}")
+    def __init__(self, config: Config, index: int, pipeline: int = 0) -> None:
+        super().__init__(config, f"stage{index}", pipeline)
         self._index = index
         self._last = index == config.parallel.pipeline_stages - 1
         self._compute_thread = ThreadPoolExecutor(1, thread_name_prefix="compute")

@@ -23,6 +23,7 @@ from shared.messages.kv import (
     Move,
     PlanReply,
     PlanRequest,
+    PrefixesKept,
     StaleEpoch,
 )
 from shared.messages.life import (
@@ -30,6 +31,7 @@ from shared.messages.life import (
     Drain,
     Hello,
     Limits,
+    Outstanding,
     Progress,
 )
 from shared.messages.metrics import (
@@ -94,9 +96,11 @@ __all__ = [
     "MetricFamily",
     "Metrics",
     "Move",
+    "Outstanding",
     "Part",
     "PlanReply",
     "PlanRequest",
+    "PrefixesKept",
     "Progress",
     "Refused",
     "Sample",
@@ -118,7 +122,7 @@ __all__ = [
 
 Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
-    | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch
+    | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch | PrefixesKept
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
 )  # fmt: skip
