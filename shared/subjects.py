@@ -1,7 +1,7 @@
 """Every NATS subject, built in one place.
 
-    sj.v1.<app>.p<pipeline>.<service>[.<index>].<verb>      inside one pipeline
-    sj.v1.<app>.<service>[.<instance>].<verb>               for gateways, and what all pipelines share
+sj.v1.<app>.p<pipeline>.<service>[.<index>].<verb>      inside one pipeline
+sj.v1.<app>.<service>[.<instance>].<verb>               for gateways, and what all pipelines share
 """
 
 import re

@@ -74,7 +74,7 @@ class Application:
 
     async def ready(self) -> None:
         """Returns when the gateway takes requests."""
-        hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.hello_all)
+        hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.schedulers)
         while not (self._server.started and self.gateway._engine.ready[0]):
             await hellos.next()
         await hellos.close()

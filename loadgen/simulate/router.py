@@ -33,7 +33,7 @@ class FleetRouter:
         if output:
             self._router.answered(self._unique(replica, job_id), output)
         else:
-            self._router.left(self._unique(replica, job_id))
+            self._router.withdrawn(self._unique(replica, job_id))
 
     def _unique(self, replica: int, job_id: JobId) -> JobId:
         return JobId(job_id * len(self._replicas) + replica)

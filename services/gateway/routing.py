@@ -1,7 +1,9 @@
 """Which pipeline gets a request: the one with the least outstanding work, unless another holds its KV.
 
 Pure, and the same for the gateway and for the simulator's fleet. Work is predicted seconds at full batches
-(`CostModel.share`): prompts that are still to be computed, and the rest of each answer.
+(`CostModel.share`): prompts that are still to be computed, and the rest of each answer. Until it ends that is
+the mean answer, or what max_tokens leaves of it: lengths have about no memory. (Counted down token by token,
+jobs took 1 to 4 % longer in `skipjoin simulate scale --rate 100 --replicas 8`.)
 """
 
 from collections import OrderedDict
@@ -22,29 +24,19 @@ MOST_PREFIXES = 1 << 16
 """Blocks remembered per pipeline, about 10 MiB; what was used longest ago is forgotten first."""
 _LEARNING = 0.01
 """Least weight of one answer in the mean length; the first hundred count alike."""
-_REST = 0.25
-"""An answer that has come so far as was expected goes on for this share of it, as far as anybody knows."""
-_STEP = 8
-"""Tokens of progress that are worth counting."""
 
 
 class _Job:
-    """expected: output tokens; context: mean tokens while they are drawn; left: of `expected`"""
+    """left: output tokens that are expected to come; context: mean tokens while they are drawn"""
 
-    __slots__ = ("context", "expected", "left", "load", "max_tokens", "prompt", "written")
+    __slots__ = ("context", "left", "load", "max_tokens", "prompt")
 
-    def __init__(self, load: "_Load", prompt: int, max_tokens: int, written: int, expected: float) -> None:
+    def __init__(self, load: "_Load", prompt: int, max_tokens: int, left: float) -> None:
         self.load = load
         self.prompt = prompt
         self.max_tokens = max_tokens
-        self.written = written
-        self.expected = expected
-        self.context = prompt + expected / 2
-        self.left = self.left_after(written)
-
-    def left_after(self, written: int) -> float:
-        likely = max(self.expected - written, _REST * self.expected)
-        return max(0.0, min(likely, float(self.max_tokens - written)))
+        self.left = left
+        self.context = prompt + left / 2
 
 
 class _Load:
@@ -112,9 +104,7 @@ class Router:
 
     # ------------------------------------------------------------ the decision
 
-    def route(
-        self, among: Iterable[int], prompt: int, max_tokens: int, hashes: Sequence[bytes] = ()
-    ) -> int:
+    def route(self, among: Iterable[int], prompt: int, max_tokens: int, hashes: Sequence[bytes] = ()) -> int:
         """One of the pipelines `among`, of which there must be one. Equals take turns. Assigns nothing.
 
         prompt: tokens to compute; max_tokens: those that may still be drawn
@@ -136,15 +126,14 @@ class Router:
 
     # ------------------------------------------------------------ what it knows of jobs
 
-    def assigned(self, job_id: JobId, pipeline: int, prompt: int, max_tokens: int, written: int = 0) -> None:
+    def assigned(self, job_id: JobId, pipeline: int, prompt: int, max_tokens: int) -> None:
         """A job goes to a pipeline, perhaps from another one.
 
-        prompt: tokens to compute there; written: output tokens that are among them already
+        prompt: tokens to compute there; max_tokens: those that may still be drawn
         """
-        self.left(job_id)
+        self.withdrawn(job_id)
         load = self._load(pipeline)
-        expected = min(max(self.mean_output, written + _REST * self.mean_output), float(max_tokens))
-        job = self._jobs[job_id] = _Job(load, prompt, max_tokens, written, expected)
+        job = self._jobs[job_id] = _Job(load, prompt, max_tokens, min(self.mean_output, float(max_tokens)))
         load.jobs.add(job_id)
         load.add_prompt(prompt, 1)
         load.add_output(job.left, job.context)
@@ -152,18 +141,19 @@ class Router:
         load.turn = self._turn
 
     def progressed(self, job_id: JobId, written: int) -> None:
-        """So many output tokens of a job are there now; one that is not assigned is none of ours."""
+        """So many output tokens of a job have come since it was assigned; one that is not is none of ours."""
         job = self._jobs.get(job_id)
-        if job is None or (not job.prompt and written - job.written < _STEP):
+        if job is None:
             return
         if job.prompt:
             job.load.add_prompt(job.prompt, -1)
             job.prompt = 0
-        left = job.left_after(written)
-        job.load.add_output(left - job.left, job.context)
-        job.written, job.left = written, left
+        if job.max_tokens - written < job.left:
+            left = float(max(0, job.max_tokens - written))
+            job.load.add_output(left - job.left, job.context)
+            job.left = left
 
-    def left(self, job_id: JobId) -> None:
+    def withdrawn(self, job_id: JobId) -> None:
         """A job has ended or is taken from its pipeline."""
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -175,7 +165,7 @@ class Router:
 
     def answered(self, job_id: JobId, output: int) -> None:
         """A job has ended by itself after so many output tokens."""
-        self.left(job_id)
+        self.withdrawn(job_id)
         self._answers += 1
         self.mean_output += max(1 / self._answers, _LEARNING) * (output - self.mean_output)
 

@@ -1,4 +1,4 @@
-"""The gateway's shell: the HTTP application over the engine that speaks to the scheduler."""
+"""The gateway's shell: the HTTP application over the engine that speaks to the schedulers."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ class GatewayService(Service):
     _drained = False
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, "gateway")
+        super().__init__(config, "gateway", pipeline=None)
 
     async def on_start(self) -> None:
         keyring = self._keyring()
@@ -32,13 +32,13 @@ class GatewayService(Service):
         tokenizer = await asyncio.to_thread(Tokenizer, folder)
         stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
         services = ["scheduler", "kvcache", "profiler", *stages]
-        self._engine = BusEngine(self.bus, self.registry, services, self.clock)
+        self._engine = BusEngine(self.bus, self.registry, services, self.config, self.clock)
         await self._engine.open()
         self.supervisor.start("tokens", self._engine.receive_tokens())
-        self.supervisor.start("scheduler", self._engine.watch_scheduler())
+        self.supervisor.start("schedulers", self._engine.watch_schedulers())
         orders = await self.bus.subscribe(self.bus.subjects.drain)
         self.supervisor.start("drain", self._drain_when_told(orders))
-        self.supervisor.start("costs", self._engine.watch_costs())
+        self.supervisor.start("prefixes", self._engine.watch_prefixes())
         self.api = create_app(
             self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
         )

@@ -35,8 +35,8 @@ class Hello(Message, frozen=True):
     service: "scheduler", "kvcache", "profiler", "gateway" or "stage0", "stage1", ...
     ready: it can do its work
     limits: set by the scheduler once it is ready
-    pipeline: which one it belongs to; cost, outstanding: the scheduler's cost model, and its unfinished jobs by
-        who receives their tokens
+    pipeline: whose scheduler it is; cost: what iterations cost, once that is known
+    outstanding: unfinished jobs by who receives their tokens
     """
 
     service: str

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
 from services.gateway.keys import Keyring
+from services.gateway.pipelines import PipelineState
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
@@ -123,6 +124,7 @@ class FakeEngine:
         self.limits: Limits | None = Limits(256, 512)
         self.ready: tuple[bool, str] = (True, "")
         self.cost = GUESS
+        self.pipelines = [PipelineState(0, "", 0)]
         self.refusal: Exception | None = None
         self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
