@@ -183,11 +183,13 @@ class ParallelConfig(Section, frozen=True):
     """pipeline_stages: slices of the model's layers, one deployment each
     tensor_parallel: ranks per stage (only 1 is supported so far)
     replicas: whole pipelines behind the gateways, each with a scheduler, KV caches and stages of its own
+    max_replicas: as many there may be with those that `skipjoin scale` adds
     """
 
     pipeline_stages: Positive = 1
     tensor_parallel: Literal[1] = 1
     replicas: Positive = 1
+    max_replicas: Positive = 8
 
 
 class StageConfig(Section, frozen=True):

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
 from services.gateway.keys import Keyring, load
+from services.gateway.pipelines_api import Scaler
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.bus import Subscription
@@ -17,14 +18,17 @@ from shared.service import Service
 
 
 class GatewayService(Service):
-    """api: the ASGI application, there once `start` has returned"""
+    """api: the ASGI application, there once `start` has returned
+    scaler: adds and removes pipelines, where there is something that can
+    """
 
     api: FastAPI
     _engine: BusEngine
     _drained = False
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, scaler: Scaler | None = None) -> None:
         super().__init__(config, "gateway", pipeline=None)
+        self._scaler = scaler
 
     async def on_start(self) -> None:
         keyring = self._keyring()
@@ -40,7 +44,7 @@ class GatewayService(Service):
         self.supervisor.start("drain", self._drain_when_told(orders))
         self.supervisor.start("prefixes", self._engine.watch_prefixes())
         self.api = create_app(
-            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
+            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring, self._scaler
         )
 
     def _keyring(self) -> Keyring | None:
