@@ -8,7 +8,7 @@ from typing import Any
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.inquiries import Inquiries
 from services.gateway.jobs import OpenJob, OpenJobs
-from services.gateway.pipelines import News, Pipelines, PipelineState, Server
+from services.gateway.pipelines import GONE_S, News, Pipelines, PipelineState, Server
 from services.gateway.routing import Router
 from shared.bus import Bus, Delivery, Subscription
 from shared.clock import Clock, MonotonicClock
@@ -31,8 +31,6 @@ from shared.metrics import Registry
 
 log = logging.getLogger("skipjoin.gateway")
 
-_GIVE_UP_S = 60.0
-"""Streams wait this long for a scheduler to come back, then they fail."""
 _TOKENS_DEPTH = 4096
 """Waiting token messages; one is at most one iteration of one scheduler."""
 
@@ -164,14 +162,14 @@ class BusEngine:
             if delivery is not None:
                 self._note_hello(delivery)
             now = self._clock.now()
-            for pipeline in self._pipelines.take_gone(now, _GIVE_UP_S):
+            for pipeline in self._pipelines.take_gone(now):
                 self._router.forget(pipeline)
             serving = self._pipelines.serving(now)
             if serving:
                 self._jobs.displace(serving)
                 self._place_stale()
-            elif self._pipelines.silent_for(now) > _GIVE_UP_S:
-                self._jobs.fail_all(f"the scheduler did not come back within {_GIVE_UP_S:.0f} s")
+            elif self._pipelines.silent_for(now) > GONE_S:
+                self._jobs.fail_all(f"the scheduler did not come back within {GONE_S:.0f} s")
 
     async def watch_prefixes(self) -> None:
         """Loop: note which pipeline holds what, so that what begins alike goes there."""

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from shared.costmodel import GUESS, CostModel
 from shared.ids import Epoch
-from shared.messages import Hello, Limits
+from shared.messages import LEAVING, Hello, Limits
 
 SILENCE_S = 5.0
 """A scheduler says Hello every second; after this long without one it counts as lost."""
+GONE_S = 60.0
+"""What has not come back by then is not waited for."""
 
 
 class Server(NamedTuple):
@@ -151,12 +153,13 @@ class Pipelines:
         """Seconds since any of them was heard."""
         return now - self._last_heard
 
-    def take_gone(self, now: float, after_s: float) -> list[int]:
-        """Pipelines that were not configured and have been silent for so long: they have been removed."""
+    def take_gone(self, now: float) -> list[int]:
+        """Pipelines that were added and are no more: they took leave, or have been silent for long."""
         gone = [
             pipeline
             for pipeline, known in self._known.items()
-            if pipeline >= self._configured and now - known.heard > after_s
+            if pipeline >= self._configured
+            and now - known.heard > (SILENCE_S if known.hello.detail == LEAVING else GONE_S)
         ]
         for pipeline in gone:
             del self._known[pipeline]

@@ -19,6 +19,7 @@ from shared.costmodel import CostModel
 from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
 from shared.ids import Epoch
 from shared.messages import (
+    LEAVING,
     Abort,
     Accepted,
     Explain,
@@ -121,7 +122,7 @@ class SchedulerService(Service):
         missing = self._peers.missing(self.clock.now())
         core = self._core
         if self._stopping:
-            reason = "the scheduler is shutting down"
+            reason = LEAVING
         elif missing or core is None:
             reason = "waiting for " + ", ".join(missing or ["limits"])
         else:

@@ -28,6 +28,7 @@ from shared.messages.kv import (
 )
 from shared.messages.life import (
     DRAINED,
+    LEAVING,
     Drain,
     Hello,
     Limits,
@@ -70,6 +71,7 @@ from shared.messages.steps import (
 __all__ = [
     "DRAINED",
     "HASH_BYTES",
+    "LEAVING",
     "Abort",
     "Accepted",
     "Body",

@@ -56,6 +56,8 @@ class Drain(Message, frozen=True):
 
 
 DRAINED = "drained"
+LEAVING = "the scheduler is shutting down"
+"""Detail of a scheduler's last Hello: its jobs are better off in other pipelines."""
 
 
 class Progress(Message, frozen=True):
