@@ -51,9 +51,9 @@ class NatsDeployment:
 class ServiceDeployment:
     """Any service without an HTTP surface."""
 
-    async def __init__(self, kind: str, tree: Tree, *arguments: Any) -> None:
+    async def __init__(self, kind: str, tree: Tree, pipeline: int, *arguments: Any) -> None:
         log_to_stderr()
-        self._service = _service(kind, parse(tree), *arguments)
+        self._service = _service(kind, parse(tree), pipeline, *arguments)
         await self._service.start()
 
     async def check_health(self) -> None:
@@ -63,18 +63,29 @@ class ServiceDeployment:
         await self._service.stop()
 
 
+class PipelineDeployment(ServiceDeployment):
+    """The scheduler of a pipeline that is an application of its own. `others` are handles that only make the
+    pipeline's other deployments part of it.
+    """
+
+    async def __init__(self, tree: Tree, pipeline: int, *others: Any) -> None:
+        await super().__init__("scheduler", tree, pipeline)
+
+
 @serve.ingress(None)
 class GatewayDeployment:
     """HTTP enters here. `others` are handles that only make the other deployments part of the application:
     requests reach them over NATS.
     """
 
-    async def __init__(self, tree: Tree, *others: Any) -> None:
+    async def __init__(self, tree: Tree, overrides: dict[str, Tree], *others: Any) -> None:
+        from deploy.scaling import PipelineApplications
         from services.gateway.service import GatewayService
 
         log_to_stderr()
         own_request_ids()
-        self._service = GatewayService(parse(tree))
+        config = parse(tree)
+        self._service = GatewayService(config, PipelineApplications(config, overrides))
         await self._service.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -87,27 +98,27 @@ class GatewayDeployment:
         await self._service.stop()
 
 
-def _service(kind: str, config: Config, *arguments: Any) -> Service:
+def _service(kind: str, config: Config, pipeline: int, *arguments: Any) -> Service:
     """Imported on demand: only a stage needs torch."""
     match kind:
         case "scheduler":
             from services.scheduler.service import SchedulerService
 
-            return SchedulerService(config)
+            return SchedulerService(config, pipeline)
         case "kvcache":
             from services.kvcache.service import KVCacheService
 
-            return KVCacheService(config)
+            return KVCacheService(config, pipeline)
         case "profiler":
             from services.profiler.service import ProfilerService
 
-            return ProfilerService(config)
+            return ProfilerService(config, pipeline)
         case "stage":
             from services.stage.service import StageService
 
             several = config.parallel.tensor_parallel > 1
             ranks = RayRanks(config, compute_environment(config)) if several else None
-            return StageService(config, *arguments, processes=ranks)
+            return StageService(config, *arguments, processes=ranks, pipeline=pipeline)
         case _:
             raise ValueError(f"no service of kind {kind!r}")
 
@@ -132,40 +143,75 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
     """
     config = on_accelerators(config, _cluster_gpus())
     tree: Tree = msgspec.to_builtins(config)
-    names: list[str] = []
-
-    def deployment(target: type, name: str, **options: Any) -> Any:
-        names.append(name)
-        wrap: Any = serve.deployment  # its overloads do not know classes with an ASGI app
-        options = _overridden({"ray_actor_options": LIGHT, **HEALTH, **options}, overrides.get(name, {}))
-        try:
-            return wrap(target).options(name=name, **options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"deployments.{name}: {error}") from None
-
-    others = [
-        deployment(ServiceDeployment, name).bind(name, tree) for name in ("scheduler", "kvcache", "profiler")
-    ]
-    others += [
-        deployment(ServiceDeployment, f"stage-{index}", **stage_options(config)).bind("stage", tree, index)
-        for index in range(config.parallel.pipeline_stages)
-    ]
+    _refuse_unknown(config, overrides, embedded_nats)
+    others: list[Any] = []
+    for pipeline in range(config.parallel.replicas):
+        scheduler = _deployment(ServiceDeployment, "scheduler", overrides, pipeline)
+        others.append(scheduler.bind("scheduler", tree, pipeline))
+        others += _beside_scheduler(config, overrides, pipeline)
     if embedded_nats:
-        others.append(deployment(NatsDeployment, "nats").bind(tree))
-    gateway = deployment(
+        others.append(_deployment(NatsDeployment, "nats", overrides).bind(tree))
+    gateway = _deployment(
         GatewayDeployment,
         "gateway",
+        overrides,
         num_replicas=config.gateway.replicas,
         ray_actor_options=DIRECT,
         max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )
-    unknown = sorted(set(overrides) - set(names))
+    return gateway.bind(tree, overrides, *others)
+
+
+def assemble_pipeline(config: Config, overrides: dict[str, Tree], pipeline: int) -> Application:
+    """One more pipeline for gateways that run already, as an application of its own: it comes and goes
+    without anything else being touched. `config` is theirs, with the address of their NATS server.
+    """
+    root = _deployment(PipelineDeployment, "scheduler", overrides, pipeline)
+    return root.bind(msgspec.to_builtins(config), pipeline, *_beside_scheduler(config, overrides, pipeline))
+
+
+def _beside_scheduler(config: Config, overrides: dict[str, Tree], pipeline: int) -> list[Any]:
+    """The other deployments of one pipeline."""
+    tree: Tree = msgspec.to_builtins(config)
+    others = [
+        _deployment(ServiceDeployment, name, overrides, pipeline).bind(name, tree, pipeline)
+        for name in ("kvcache", "profiler")
+    ]
+    for index in range(config.parallel.pipeline_stages):
+        stage = _deployment(ServiceDeployment, f"stage-{index}", overrides, pipeline, **stage_options(config))
+        others.append(stage.bind("stage", tree, pipeline, index))
+    return others
+
+
+def _deployment(
+    target: type, name: str, overrides: dict[str, Tree], pipeline: int = 0, **options: Any
+) -> Any:
+    """Those of the first pipeline have plain names, those of others `scheduler-p1`, `stage-0-p1`, ...;
+    `overrides` of a plain name hold for all of them, unless there are some of the full name.
+    """
+    full = f"{name}-p{pipeline}" if pipeline else name
+    override = overrides.get(full, overrides.get(name, {}))
+    options = _overridden({"ray_actor_options": LIGHT, **HEALTH, **options}, override)
+    wrap: Any = serve.deployment  # its overloads do not know classes with an ASGI app
+    try:
+        return wrap(target).options(name=full, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"deployments.{full}: {error}") from None
+
+
+def _refuse_unknown(config: Config, overrides: dict[str, Tree], embedded_nats: bool) -> None:
+    """Raises ConfigError for overrides of deployments that are not here and that no pipeline may add."""
+    stages = [f"stage-{index}" for index in range(config.parallel.pipeline_stages)]
+    each = ["scheduler", "kvcache", "profiler", *stages]
+    names = ["gateway", *(["nats"] if embedded_nats else []), *each]
+    pipelines = range(1, max(config.parallel.replicas, config.parallel.max_replicas))
+    known = {*names, *(f"{name}-p{pipeline}" for name in each for pipeline in pipelines)}
+    unknown = sorted(set(overrides) - known)
     if unknown:
         raise ConfigError(
             f"deployments: there is no {', '.join(unknown)} (this application has {', '.join(sorted(names))})"
         )
-    return gateway.bind(tree, *others)
 
 
 def _overridden(options: Tree, override: Tree) -> Tree:

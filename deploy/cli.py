@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from deploy import keys, profile
+from deploy import keys, profile, scale
 from deploy.options import add_config_arguments, load
 from loadgen.simulate import command as simulate
 from shared.config import to_yaml
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         add_config_arguments(command)
     profile.register(commands)
     keys.register(commands)
+    scale.register(commands)
     simulate.register(commands)
     return parser
 

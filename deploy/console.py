@@ -271,7 +271,9 @@ async def _show_progress(config: Config, console: Console) -> None:
     try:
         async for delivery in await bus.subscribe(bus.subjects.progress):
             if isinstance(delivery.body, Progress):
-                console.show(delivery.body.service, delivery.body.text, delivery.body.fraction)
+                step = delivery.body
+                who = f"{step.service} p{step.pipeline}" if step.pipeline else step.service
+                console.show(who, step.text, step.fraction)
     finally:
         await bus.close()
 

@@ -48,7 +48,8 @@ def compute_environment(config: Config) -> dict[str, str]:
 
 def on_accelerators(config: Config, gpus: float) -> Config:
     """`config`, on CUDA if `model.device` is auto and the cluster has a GPU for every rank of every stage."""
-    needed = config.parallel.pipeline_stages * config.parallel.tensor_parallel
+    parallel = config.parallel
+    needed = parallel.replicas * parallel.pipeline_stages * parallel.tensor_parallel
     if config.model.device != "auto" or gpus < needed:
         return config
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, device="cuda"))

@@ -167,7 +167,7 @@ async def play(url: str, config: Config, options: argparse.Namespace) -> Live:
 @contextlib.asynccontextmanager
 async def timings(config: Config) -> AsyncIterator[Subscription]:
     """What the profiler hears too: the work and the compute time of every iteration."""
-    bus = await Bus.connect(config.nats, Subjects(config.app), "simulator-error", Registry())
+    bus = await Bus.connect(config.nats, Subjects(config.app, pipeline=0), "simulator-error", Registry())
     try:
         yield await bus.subscribe(bus.subjects.step_timing, depth=65536)
     finally:

@@ -192,12 +192,16 @@ class ParallelConfig(Section, frozen=True):
         attention heads and of KV heads
     rank_timeout_s: a rank that does not take part in a step for so long is lost, and its stage restarts,
         seconds
+    replicas: whole pipelines behind the gateways, each with a scheduler, KV caches and stages of its own
+    max_replicas: as many there may be with those that `skipjoin scale` adds
     """
 
     pipeline_stages: Positive = 1
     layer_split: tuple[Positive, ...] | None = None
     tensor_parallel: Positive = 1
     rank_timeout_s: Seconds = 60.0
+    replicas: Positive = 1
+    max_replicas: Positive = 8
 
 
 class StageConfig(Section, frozen=True):

@@ -66,6 +66,13 @@ class CostModel(msgspec.Struct, frozen=True, array_like=True, tag="cost_model", 
         """Predicted time of one decode iteration of one job with `context` tokens, seconds."""
         return self._iteration(0, 0, 1, context)
 
+    def share(self, prompt: float, output: float, batch: int) -> float:
+        """Seconds that a job occupies the model when batches are full: its prompt, and its share of the
+        decode iterations, in which all others are taken to be like it. prompt, output: tokens
+        """
+        iteration = self.decode_a + self.decode_c * batch + self.decode_b * batch * (prompt + output / 2)
+        return self.prefill_b * prompt + self.prefill_c * prompt**2 + output * iteration / batch
+
     def _iteration(
         self, prefill_tokens: int, prefill_squares: int, decode_jobs: int, decode_context: int
     ) -> float:

@@ -24,14 +24,16 @@ class Service:
     """Base of the shells. Subclasses override `on_start`, `drain`, `on_stop` and `hello`.
 
     name: "gateway", "scheduler", "kvcache", "profiler", "stage0", ...
+    pipeline: which one it belongs to; None: to none
     """
 
     bus: Bus
     tracing: Tracing
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, pipeline: int | None) -> None:
         self.config = config
         self.name = name
+        self.pipeline = pipeline
         self.clock = MonotonicClock()
         self.registry = Registry()
         self.supervisor = Supervisor(name)
@@ -43,7 +45,7 @@ class Service:
         Raises BusClosed without a NATS server; whatever `on_start` raises.
         """
         logging.getLogger("skipjoin").setLevel(self.config.log_level)
-        subjects = Subjects(self.config.app)
+        subjects = Subjects(self.config.app, self.pipeline)
         self.bus = await Bus.connect(self.config.nats, subjects, self.name, self.registry)
         self.tracing = Tracing(self.config.tracing, self.name, self.bus.instance)
         await self.on_start()
@@ -79,7 +81,9 @@ class Service:
 
     async def report(self, text: str, fraction: float | None = None) -> None:
         """Tell whoever watches the start how far it is."""
-        await self.bus.publish(self.bus.subjects.progress, Progress(self.name, text, fraction))
+        await self.bus.publish(
+            self.bus.subjects.progress, Progress(self.name, text, fraction, self.pipeline or 0)
+        )
 
     async def _answer_metrics(self) -> None:
         async for delivery in await self.bus.subscribe(self.bus.subjects.metrics(self.name)):

@@ -1,4 +1,8 @@
-"""Every NATS subject, built in one place: `sj.v1.<app>.<service>[.<index>].<verb>`."""
+"""Every NATS subject, built in one place.
+
+sj.v1.<app>.p<pipeline>.<service>[.<index>].<verb>      inside one pipeline
+sj.v1.<app>.<service>[.<instance>].<verb>               for gateways, and what all pipelines share
+"""
 
 import re
 
@@ -6,20 +10,38 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Subjects:
-    """The subjects of one application.
+    """The subjects of one application, seen from one of its pipelines or, with None, from outside of all.
 
     Raises ValueError if `app` is not a single NATS token.
     """
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, pipeline: int | None = None) -> None:
         if not _TOKEN.fullmatch(app):
             raise ValueError(
                 f"application name {app!r} must match [A-Za-z0-9_-]+ to be part of a NATS subject"
             )
-        self._prefix = f"sj.v1.{app}"
+        self._app = app
+        self._pipeline = pipeline
+
+    def pipeline(self, index: int) -> "Subjects":
+        """Those of a pipeline."""
+        return Subjects(self._app, index)
+
+    @property
+    def outside(self) -> "Subjects":
+        """Those of services that belong to no pipeline."""
+        return Subjects(self._app)
+
+    def _shared(self, *tokens: str | int) -> str:
+        return ".".join(("sj.v1", self._app, *map(str, tokens)))
+
+    def _own(self, *tokens: str | int) -> str:
+        """For what every service has, in a pipeline or not."""
+        return self._shared(*tokens) if self._pipeline is None else self._of(*tokens)
 
     def _of(self, *tokens: str | int) -> str:
-        return ".".join((self._prefix, *map(str, tokens)))
+        assert self._pipeline is not None, "a subject of a pipeline: use pipeline()"
+        return self._shared(f"p{self._pipeline}", *tokens)
 
     # scheduler: requests and events that it consumes
     @property
@@ -89,25 +111,35 @@ class Subjects:
 
     # tokens back to whoever submitted (a gateway or the profiler)
     def tokens(self, instance: str) -> str:
-        return self._of("gateway", instance, "tokens")
+        return self._shared("gateway", instance, "tokens")
+
+    @property
+    def schedulers(self) -> str:
+        """Hello of the scheduler of every pipeline."""
+        return self._shared("*", "hello", "scheduler")
+
+    @property
+    def kept(self) -> str:
+        """To all gateways, of every pipeline: prefixes whose KV is kept there."""
+        return self._shared("kept")
 
     # life signs and collection, for every service
     def hello(self, service: str) -> str:
-        return self._of("hello", service)
+        return self._own("hello", service)
 
     @property
     def hello_all(self) -> str:
-        return self._of("hello", "*")
+        return self._own("hello", "*")
 
     @property
     def drain(self) -> str:
         """To all gateways, before the application stops."""
-        return self._of("drain")
+        return self._shared("drain")
 
     @property
     def progress(self) -> str:
-        return self._of("progress")
+        return self._shared("progress")
 
     def metrics(self, service: str) -> str:
         """Request it for the metric families of one service (`stage0`, `scheduler`, ...)."""
-        return self._of("metrics", service)
+        return self._own("metrics", service)

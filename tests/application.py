@@ -19,11 +19,21 @@ from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
 
-_BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{state="(held|moving)"')
+_BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{(pipeline="\d+",)?state="(held|moving)"')
 READY_TIMEOUT_S = 120.0
 PROFILE = {"cache": False, "prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3}
 """A short grid: tests do not need a good fit."""
 SMALL_POOLS = {"device_blocks": 128, "host_blocks": 128}
+
+
+def pipeline_services(config: Config, pipeline: int) -> list[Service]:
+    stages = range(config.parallel.pipeline_stages)
+    return [
+        SchedulerService(config, pipeline),
+        KVCacheService(config, pipeline),
+        ProfilerService(config, pipeline),
+        *(StageService(config, index, pipeline=pipeline) for index in stages),
+    ]
 
 
 class Application:
@@ -40,10 +50,15 @@ class Application:
             StageService(self.config, index) for index in range(self.config.parallel.pipeline_stages)
         ]
         self.gateway = GatewayService(self.config)
+        self.more = [
+            pipeline_services(self.config, pipeline) for pipeline in range(1, self.config.parallel.replicas)
+        ]
+        """Those of further pipelines, the scheduler first."""
 
     @property
     def services(self) -> list[Service]:
-        return [self.gateway, self.profiler, self.scheduler, self.kvcache, *self.stages]
+        first = [self.gateway, self.profiler, self.scheduler, self.kvcache, *self.stages]
+        return [*first, *(service for services in self.more for service in services)]
 
     async def __aenter__(self) -> Self:
         await asyncio.gather(*(service.start() for service in self.services))
@@ -74,7 +89,7 @@ class Application:
 
     async def ready(self) -> None:
         """Returns when the gateway takes requests."""
-        hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.hello_all)
+        hellos = await self.gateway.bus.subscribe(self.gateway.bus.subjects.schedulers)
         while not (self._server.started and self.gateway._engine.ready[0]):
             await hellos.next()
         await hellos.close()

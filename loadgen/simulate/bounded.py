@@ -27,15 +27,19 @@ class _Open(msgspec.Struct, gc=False):
 class BoundedLedger(Ledger):
     """latencies, first_tokens: seconds from the arrival, and outputs: tokens, of ended jobs in that order
     next_id: of the job that will arrive next
+    on_token: called with the id and the output tokens so far of every job that has a new one
     on_ended: called with the id and the output tokens of every job that ends, 0 of a refused one
     """
 
-    def __init__(self, on_ended: Callable[[JobId, int], None]) -> None:
+    def __init__(
+        self, on_ended: Callable[[JobId, int], None], on_token: Callable[[JobId, int], None] = lambda *_: None
+    ) -> None:
         self.records = []
         self.latencies, self.first_tokens, self.outputs = array("d"), array("d"), array("d")
         self.gaps = GapHistogram()
         self.preemptions = self.swaps = self.recomputes = self.refusals = self.most_open = 0
         self._on_ended = on_ended
+        self._on_token = on_token
         self._open: dict[JobId, _Open] = {}
         self.next_id = JobId(0)
 
@@ -73,6 +77,7 @@ class BoundedLedger(Ledger):
         else:
             self.gaps.add(now - mine.last)
         mine.last = now
+        self._on_token(job.job_id, len(job.output))
 
     def preempted(self, job: Job, now: float) -> None:
         self.preemptions += 1

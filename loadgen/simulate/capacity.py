@@ -1,6 +1,6 @@
 """How much load a pipeline can carry, from the cost model alone."""
 
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from loadgen.simulate.lengths import Sampler
 from loadgen.simulate.models import ModelProfile
@@ -19,13 +19,9 @@ def work(
     stages: int = 1,
     overhead_s: float = 0.0,
 ) -> _Number:
-    """Seconds that a request occupies each stage when batches are full: its prompt, and its share of the
-    decode iterations, in which all others are taken to be like it. prompt, output: tokens
-    """
-    cost = model.cost
-    iteration = cost.decode_a + cost.decode_c * batch + cost.decode_b * batch * (prompt + output / 2)
-    prefill = cost.prefill_b * prompt + cost.prefill_c * prompt**2
-    each = (prefill + output * (iteration + overhead_s) / batch) / stages
+    """Seconds that a request occupies each stage when batches are full. prompt, output: tokens"""
+    share = cast(_Number, model.cost.share(cast(Any, prompt), cast(Any, output), batch))
+    each = (share + output * overhead_s / batch) / stages
     return each + stages * model.stage_prefill_s if stages > 1 else each
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from loadgen.simulate.bounded import BoundedLedger
 from loadgen.simulate.pipeline import Pipeline
 from loadgen.simulate.results import Floats, Spread
-from loadgen.simulate.router import Router
+from loadgen.simulate.router import FleetRouter
 from loadgen.simulate.scenario import Scenario
 from loadgen.simulate.workload import Request
 
@@ -81,15 +81,18 @@ def run(
     """
     began = time.perf_counter()
     config = scenario.config()
-    router = Router(scenario.model, replicas, scenario.batch, config.parallel.pipeline_stages)
-    ledgers = [BoundedLedger(partial(router.ended, replica)) for replica in range(replicas)]
+    router = FleetRouter(scenario.model, replicas, scenario.batch)
+    ledgers = [
+        BoundedLedger(partial(router.ended, replica), partial(router.progressed, replica))
+        for replica in range(replicas)
+    ]
     fleet = [Pipeline(config, scenario.model, scenario.overhead_s, ledger) for ledger in ledgers]
     first: float | None = None
     for number, request in enumerate(requests, 1):
         first = request.arrival if first is None else first
         for pipeline in fleet:
             pipeline.advance(request.arrival)
-        replica = router.choose()
+        replica = router.choose(request.prompt)
         router.assigned(replica, ledgers[replica].next_id, request.prompt)
         fleet[replica].submit(request)
         if number % PROGRESS_EVERY == 0:

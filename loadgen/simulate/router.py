@@ -1,46 +1,39 @@
-"""Which replica gets a request: the one with the least outstanding work."""
+"""The gateway's router, in front of simulated replicas."""
 
-from loadgen.simulate.capacity import work
 from loadgen.simulate.models import ModelProfile
+from services.gateway.routing import Router
 from shared.ids import JobId
+from shared.messages import Outstanding
 
-FIRST_MEAN = 128.0
-"""Output tokens expected before any answer has ended."""
+UNKNOWN_LENGTH = 1 << 30
+"""Tokens. Clients name no max_tokens here: that would be the answer's true length."""
 
 
-class Router:
-    """Work is predicted seconds at full batches of the requests that have not ended, each in full until then.
-    The router knows a prompt's length; for the output it takes the mean of the answers that have ended.
-    """
+class FleetRouter:
+    """Job ids are those of a replica's ledger."""
 
-    def __init__(self, model: ModelProfile, replicas: int, batch: int, stages: int) -> None:
-        self._model, self._batch, self._stages = model, batch, stages
-        self.outstanding = [0.0] * replicas
-        """Seconds, by replica."""
-        self._work: list[dict[JobId, float]] = [{} for _ in range(replicas)]
-        self._output_sum = FIRST_MEAN
-        self._answers = 1
+    def __init__(self, model: ModelProfile, replicas: int, batch: int) -> None:
+        self._replicas = range(replicas)
+        self._router = Router(batch)
+        for replica in self._replicas:
+            self._router.report(replica, model.cost, Outstanding())
 
-    @property
-    def mean_output(self) -> float:
-        """Tokens."""
-        return self._output_sum / self._answers
-
-    def choose(self) -> int:
-        """The replica for the next request, the first of equals."""
-        return self.outstanding.index(min(self.outstanding))
+    def choose(self, prompt: int) -> int:
+        """The replica for the next request. prompt: tokens"""
+        return self._router.route(self._replicas, prompt, UNKNOWN_LENGTH)
 
     def assigned(self, replica: int, job_id: JobId, prompt: int) -> None:
-        seconds = work(self._model, float(prompt), self.mean_output, self._batch, self._stages)
-        self._work[replica][job_id] = seconds
-        self.outstanding[replica] += seconds
+        self._router.assigned(self._unique(replica, job_id), replica, prompt, UNKNOWN_LENGTH)
+
+    def progressed(self, replica: int, job_id: JobId, output: int) -> None:
+        self._router.progressed(self._unique(replica, job_id), output)
 
     def ended(self, replica: int, job_id: JobId, output: int) -> None:
         """output: tokens; 0 if it was refused"""
-        mine = self._work[replica]
-        self.outstanding[replica] -= mine.pop(job_id, 0.0)
-        if not mine:
-            self.outstanding[replica] = 0.0  # without the rounding of a million additions
         if output:
-            self._output_sum += output
-            self._answers += 1
+            self._router.answered(self._unique(replica, job_id), output)
+        else:
+            self._router.withdrawn(self._unique(replica, job_id))
+
+    def _unique(self, replica: int, job_id: JobId) -> JobId:
+        return JobId(job_id * len(self._replicas) + replica)

@@ -7,7 +7,7 @@ from opentelemetry.trace import Tracer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
-from services.gateway import refusals, requests_api
+from services.gateway import pipelines_api, refusals, requests_api
 from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
@@ -22,6 +22,7 @@ from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
 from services.gateway.keys import Keyring
+from services.gateway.pipelines_api import Scaler
 from services.gateway.readers import ReaderTimeout
 from services.gateway.refusals import RETRY_AFTER_S, ErrorBody, retry_after
 from services.gateway.schema import ChatRequest, CompletionRequest
@@ -31,7 +32,9 @@ from services.gateway.tokenizer import Tokenizer
 from shared.config import Config
 from shared.metrics import Registry
 
-_ENDPOINTS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/requests"})
+_ENDPOINTS = frozenset(
+    {"/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/requests", "/v1/pipelines"}
+)
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 
 
@@ -47,12 +50,14 @@ def create_app(
     registry: Registry,
     tracer: Tracer,
     keyring: Keyring | None = None,
+    scaler: Scaler | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application.
 
     registry: this process's metrics
     tracer: for the request spans (`skipjoin.gateway`)
     keyring: only holders of its keys are served; None: everybody is
+    scaler: adds and removes pipelines; None: nobody can
     """
     service = Serving(engine, tokenizer, config)
     app = FastAPI(title="Skipjoin", docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -96,6 +101,7 @@ def create_app(
         return service.describe_model()
 
     requests_api.install(app, service.requests, engine, exposed=config.gateway.exposed)
+    pipelines_api.install(app, engine, config, scaler)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

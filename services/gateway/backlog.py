@@ -64,7 +64,7 @@ class Backlog:
 
     requests, tokens: the most that may be unfinished; tokens are prompt + max_tokens of every choice
     batch: jobs in one iteration
-    cost: what iterations cost, as far as is known
+    cost: what iterations cost, as far as is known; pipelines: those that share the work
     """
 
     def __init__(self, requests: int, tokens: int, batch: int, clock: Clock) -> None:
@@ -73,6 +73,7 @@ class Backlog:
         self._batch = batch
         self._clock = clock
         self.cost: CostModel = GUESS
+        self.pipelines = 1
         self._places: set[Place] = set()
         self.tokens = 0
         self._used_share = 1.0
@@ -137,9 +138,10 @@ class Backlog:
                 prefill += place.jobs * self.cost.prefill(place.prompt_tokens // place.jobs)
         if not jobs:
             return 0.0
-        running = min(jobs, self._batch)
+        pipelines = max(1, self.pipelines)
+        running = min(-(-jobs // pipelines), self._batch)  # in each of them
         decode = self.cost.seconds(BatchLoad(0, 0, running, running * context // jobs))
-        return prefill + decode * outputs / running
+        return (prefill + decode * outputs / running) / pipelines
 
     def _overloaded(self, kind: str, reason: str) -> Overloaded:
         now = self._clock.now()

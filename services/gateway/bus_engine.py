@@ -1,38 +1,29 @@
-"""The engine behind the bus: submits to the scheduler, receives tokens, survives a new scheduler."""
+"""The engine behind the bus: jobs to the pipelines' schedulers, tokens back, whatever becomes of them."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any
 
-from services.gateway.collect import render
-from services.gateway.jobs import OpenJobs, Server
+from services.gateway.dispatcher import Dispatcher
+from services.gateway.inquiries import Inquiries
+from services.gateway.jobs import OpenJob, OpenJobs
+from services.gateway.pipelines import GONE_S, News, Pipelines, PipelineState, Server
+from services.gateway.routing import Router
 from shared.bus import Bus, Delivery, Subscription
 from shared.clock import Clock, MonotonicClock
+from shared.config import Config
 from shared.costmodel import GUESS, CostModel
-from shared.errors import (
-    BusError,
-    GenerationFailed,
-    InvalidRequest,
-    NoResponder,
-    NotReady,
-    PayloadTooLarge,
-    RequestCancelled,
-)
-from shared.ids import Epoch, JobId
+from shared.errors import GenerationFailed, NotReady, RequestCancelled
+from shared.ids import JobId
 from shared.messages import (
-    Abort,
-    Accepted,
-    CollectMetrics,
-    Explain,
     Explanation,
     FinishReason,
     Hello,
     JobTokens,
     Limits,
-    MetricFamily,
-    Metrics,
-    Refused,
+    Outstanding,
+    PrefixesKept,
     Submit,
     TokenBatch,
 )
@@ -40,54 +31,49 @@ from shared.metrics import Registry
 
 log = logging.getLogger("skipjoin.gateway")
 
-_SUBMIT_TIMEOUT_S = 5.0
-_METRICS_TIMEOUT_S = 1.0
-_EXPLAIN_TIMEOUT_S = 2.0
-_SILENCE_S = 5.0
-"""The scheduler says Hello every second; after this long without one it counts as lost."""
-_GIVE_UP_S = 60.0
-"""Streams wait this long for a scheduler to come back, then they fail."""
 _TOKENS_DEPTH = 4096
-"""Waiting token messages; one is at most one iteration of the scheduler."""
+"""Waiting token messages; one is at most one iteration of one scheduler."""
 
 
 class BusEngine:
     """Construct, `await open()`, then run the three loops as those of the service: `receive_tokens()`,
-    `watch_scheduler()` and `watch_costs()`.
+    `watch_schedulers()` and `watch_prefixes()`.
 
-    services: those asked for metrics (`scheduler`, `stage0`, ...)
+    services: those of a pipeline that are asked for metrics (`scheduler`, `stage0`, ...)
     """
 
     def __init__(
-        self, bus: Bus, registry: Registry, services: Sequence[str], clock: Clock | None = None
+        self,
+        bus: Bus,
+        registry: Registry,
+        services: Sequence[str],
+        config: Config,
+        clock: Clock | None = None,
     ) -> None:
         self._bus = bus
-        self._registry = registry
-        self._services = list(services)
+        self._inquiries = Inquiries(bus, registry, services)
         self._clock = clock or MonotonicClock()
         self._jobs = OpenJobs(self._clock)
+        self._pipelines = Pipelines(config.parallel.replicas, self._clock.now())
+        self._router = Router(config.scheduler.max_batch_size)
+        block_size = config.kv.block_size if config.kv.prefix_capacity else None
+        self._dispatcher = Dispatcher(
+            bus, self._jobs, self._pipelines, self._router, registry, self._clock, block_size
+        )
         self._tokens: Subscription | None = None
         self._hellos: Subscription | None = None
-        self._costs: Subscription | None = None
-        self.cost: CostModel = GUESS
-        self._scheduler: Server | None = None
-        self._hello: Hello | None = None
-        self._heard = self._clock.now()
+        self._kept: Subscription | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
-        self._resubmitting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._resubmitted = registry.counter(
-            "skipjoin_resubmitted_jobs", "Jobs handed to a scheduler again, with their tokens so far."
-        )
 
     async def open(self) -> None:
         """Subscribe; from here on no token is missed."""
         subjects = self._bus.subjects
         self._tokens = await self._bus.subscribe(subjects.tokens(self._bus.instance), depth=_TOKENS_DEPTH)
-        self._hellos = await self._bus.subscribe(subjects.hello("scheduler"))
-        self._costs = await self._bus.subscribe(subjects.cost_model)
+        self._hellos = await self._bus.subscribe(subjects.schedulers)
+        self._kept = await self._bus.subscribe(subjects.kept)
 
     @property
     def instance(self) -> str:
@@ -95,19 +81,22 @@ class BusEngine:
 
     @property
     def limits(self) -> Limits | None:
-        return self._hello.limits if self._hello else None
+        return self._pipelines.limits
+
+    @property
+    def cost(self) -> CostModel:
+        return self._pipelines.cost
+
+    @property
+    def pipelines(self) -> list[PipelineState]:
+        return self._pipelines.states(self._clock.now())
 
     @property
     def ready(self) -> tuple[bool, str]:
         if self._draining:
             return False, "the gateway is shutting down"
-        if self._hello is None:
-            return False, "the scheduler has not started yet"
-        if self._clock.now() - self._heard > _SILENCE_S:
-            return False, f"no sign of life from the scheduler for more than {_SILENCE_S:.0f} s"
-        if not self._hello.ready or self._hello.limits is None:
-            return False, self._hello.detail or "the scheduler is loading"
-        return True, ""
+        failure = self._pipelines.not_ready(self._clock.now())
+        return not failure, failure
 
     async def generate(self, submit: Submit, trace: str | None) -> AsyncGenerator[JobTokens]:
         """See `Engine.generate`."""
@@ -117,7 +106,7 @@ class BusEngine:
         job = self._jobs.open(submit, trace)
         self._idle.clear()
         try:
-            await self._submit(submit, trace)
+            await self._dispatcher.place(job)
             yield JobTokens(submit.job_id, job.taken, [])
             finish = None
             while finish is None:
@@ -129,43 +118,66 @@ class BusEngine:
                     raise GenerationFailed(item.error or "the job failed")
                 yield item
         finally:
-            if self._jobs.close(submit.job_id):
-                # A task of its own: this block may run while the request is being cancelled.
-                self._spawn(self._abort(submit.job_id))
-            if not len(self._jobs):
-                self._idle.set()
+            self._close(job)
+
+    def _close(self, job: OpenJob) -> None:
+        if job.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self._router.answered(job.job_id, len(job.output))
+        else:
+            self._router.withdrawn(job.job_id)
+        if self._jobs.close(job.job_id):
+            # A task of its own: this may run while the request is being cancelled.
+            self._spawn(self._dispatcher.abort(job.job_id, job.pipeline))
+        if not len(self._jobs):
+            self._idle.set()
 
     async def receive_tokens(self) -> None:
         """Loop: hand arriving tokens to their jobs."""
         assert self._tokens is not None, "open() first"
         async for delivery in self._tokens:
-            if self._superseded(delivery):
-                continue
-            if isinstance(delivery.body, TokenBatch):
-                stale = self._jobs.deliver(delivery.body)
-                if delivery.lost:
-                    self._jobs.message_lost(delivery.body)
-                if (stale or delivery.lost) and not self._resubmitting.locked():
-                    self._spawn(self._resubmit())
+            batch = delivery.body
+            if isinstance(batch, TokenBatch) and not self._pipelines.superseded(
+                Server(delivery.epoch, delivery.source, batch.pipeline)
+            ):
+                self._receive(batch, delivery.lost > 0)
 
-    async def watch_scheduler(self) -> None:
-        """Loop: notice that the scheduler is ready, replaced or gone, and act for the open jobs."""
+    def _receive(self, batch: TokenBatch, lost: bool) -> None:
+        stale = self._jobs.deliver(batch)
+        for item in batch.items:
+            job = self._jobs.get(item.job_id)
+            if job is not None and job.pipeline == batch.pipeline:
+                self._router.progressed(item.job_id, len(job.output) - job.base)
+        for job_id in self._jobs.strays(batch):
+            self._spawn(self._dispatcher.abort(job_id, batch.pipeline))
+        if lost:
+            self._jobs.message_lost(batch)
+        if stale or lost:
+            self._place_stale()
+
+    async def watch_schedulers(self) -> None:
+        """Loop: notice that a scheduler is ready, replaced or gone, and act for the open jobs."""
         assert self._hellos is not None, "open() first"
         while True:
             delivery = await self._hellos.next_within(1.0)
             if delivery is not None:
                 self._note_hello(delivery)
-            if self._clock.now() - self._heard > _GIVE_UP_S:
-                self._jobs.fail_all(f"the scheduler did not come back within {_GIVE_UP_S:.0f} s")
-            elif self.ready[0] or self._draining:
-                await self._resubmit()
+            now = self._clock.now()
+            for pipeline in self._pipelines.take_gone(now):
+                self._router.forget(pipeline)
+            serving = self._pipelines.serving(now)
+            if serving:
+                self._jobs.displace(serving)
+                self._place_stale()
+            elif self._pipelines.silent_for(now) > GONE_S:
+                self._jobs.fail_all(f"the scheduler did not come back within {GONE_S:.0f} s")
 
-    async def watch_costs(self) -> None:
-        """Loop: read what the profiler tells the scheduler."""
-        assert self._costs is not None, "open() first"
-        async for delivery in self._costs:
-            if isinstance(delivery.body, CostModel):
-                self.cost = delivery.body
+    async def watch_prefixes(self) -> None:
+        """Loop: note which pipeline holds what, so that what begins alike goes there."""
+        assert self._kept is not None, "open() first"
+        async for delivery in self._kept:
+            if isinstance(delivery.body, PrefixesKept):
+                for prefix in delivery.body.prefixes:
+                    self._router.kept(delivery.body.pipeline, prefix)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the open ones finish for up to `seconds`, then fail the rest."""
@@ -180,104 +192,38 @@ class BusEngine:
 
     async def explain(self, job_id: JobId) -> Explanation:
         """See `Engine.explain`."""
-        try:
-            answer = await self._bus.request(
-                self._bus.subjects.explain, Explain(job_id), timeout=_EXPLAIN_TIMEOUT_S
-            )
-        except BusError as error:
-            raise NotReady(f"the scheduler did not answer ({error})") from None
-        if not isinstance(answer.body, Explanation):
-            raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
-        return answer.body
+        job = self._jobs.get(job_id)
+        return await self._inquiries.explain(
+            job_id, self._pipelines.members if job is None else [job.pipeline]
+        )
 
     async def abort(self, job_id: JobId) -> None:
         """See `Engine.abort`."""
-        await self._bus.publish(self._bus.subjects.abort, Abort([job_id]))
+        for pipeline in self._pipelines.members:
+            await self._dispatcher.abort(job_id, pipeline)
 
     async def metrics(self) -> str:
-        answers = await asyncio.gather(*(self._collect(service) for service in self._services))
-        return render(self._registry.collector, dict(zip(self._services, answers, strict=True)))
+        return await self._inquiries.metrics(self._pipelines.members)
 
     def _note_hello(self, delivery: Delivery) -> None:
         hello = delivery.body
-        if not isinstance(hello, Hello) or self._superseded(delivery):
+        if not isinstance(hello, Hello):
             return
-        self._hello, self._heard = hello, self._clock.now()
-        known, self._scheduler = self._scheduler, Server(delivery.epoch, delivery.source)
-        self._bus.epoch = Epoch(max(self._bus.epoch, delivery.epoch))
-        if known is None or known.instance != delivery.source:
-            self._jobs.scheduler_replaced(self._scheduler)
-            log.info("scheduler %s, epoch %d", delivery.source, delivery.epoch)
+        server = Server(delivery.epoch, delivery.source, hello.pipeline)
+        news = self._pipelines.hear(hello, server, self._clock.now())
+        if news is News.STALE:
+            return
+        if news is not News.NOTHING:
+            self._router.lost(hello.pipeline)
+        if news is News.REPLACED:
+            self._jobs.scheduler_replaced(server)
+            log.info("pipeline %d: scheduler %s, epoch %d", *(server.pipeline, server.instance, server.epoch))
+        others = [each for who, each in hello.outstanding.items() if who != self._bus.instance]
+        self._router.report(hello.pipeline, hello.cost or GUESS, _sum(others))
 
-    def _superseded(self, delivery: Delivery) -> bool:
-        """From an older scheduler than the one we know. An older epoch of the same one is no reason to drop
-        what it said: it keeps its jobs and their tokens when it begins a new epoch.
-        """
-        known = self._scheduler
-        return known is not None and known.instance != delivery.source and delivery.epoch < known.epoch
-
-    async def _submit(self, submit: Submit, trace: str | None) -> None:
-        """Raises InvalidRequest or NotReady."""
-        subject = self._bus.subjects.submit
-        try:
-            answer = await self._bus.request(subject, submit, timeout=_SUBMIT_TIMEOUT_S, trace=trace)
-        except PayloadTooLarge as error:
-            self._jobs.refuse(submit.job_id, str(error))
-            raise InvalidRequest(str(error), code="request_too_large", status=413) from None
-        except NoResponder:
-            self._not_taken(submit)
-            raise NotReady("the scheduler is not reachable") from None
-        except BusError as error:  # perhaps taken all the same: then the caller aborts
-            raise NotReady(f"the scheduler did not answer ({error})") from None
-        match answer.body:
-            case Accepted():
-                server = Server(answer.epoch, answer.source)
-                if not self._jobs.accepted(submit.job_id, server, self._scheduler):
-                    await self._abort(submit.job_id)
-            case Refused(retryable=False) as refused:
-                self._jobs.refuse(submit.job_id, refused.reason)
-                raise InvalidRequest(refused.reason, param=refused.param)
-            case Refused() as refused:
-                self._not_taken(submit)
-                raise NotReady(refused.reason)
-            case other:
-                raise NotReady(f"the scheduler answered {type(other).__name__}")
-
-    def _not_taken(self, submit: Submit) -> None:
-        """A first submission ends here; a resubmission is tried again at the next sign of life."""
-        job = self._jobs.get(submit.job_id)
-        if job is not None and job.accepted_by is None:
-            self._jobs.refuse(submit.job_id, "not taken")
-
-    async def _resubmit(self) -> None:
-        async with self._resubmitting:
-            for submit in self._jobs.resubmissions():
-                job = self._jobs.get(submit.job_id)
-                if job is None or job.finish is not None:
-                    continue
-                try:
-                    await self._submit(submit, job.trace)
-                except NotReady as error:
-                    log.warning("resubmission waits: %s", error)
-                    return
-                except InvalidRequest as error:
-                    log.error("job %d was refused by the new scheduler: %s", submit.job_id, error)
-                else:
-                    self._resubmitted.inc()
-
-    async def _abort(self, job_id: JobId) -> None:
-        try:
-            await self._bus.publish(self._bus.subjects.abort, Abort([job_id]))
-        except BusError as error:
-            log.error("job %d could not be aborted: %s", job_id, error)
-
-    async def _collect(self, service: str) -> list[MetricFamily] | None:
-        subject = self._bus.subjects.metrics(service)
-        try:
-            answer = await self._bus.request(subject, CollectMetrics(), timeout=_METRICS_TIMEOUT_S)
-        except BusError:
-            return None  # reported as skipjoin_up 0
-        return answer.body.families if isinstance(answer.body, Metrics) else None
+    def _place_stale(self) -> None:
+        if not self._dispatcher.busy:
+            self._spawn(self._dispatcher.place_stale())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -288,3 +234,12 @@ class BusEngine:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the gateway failed", exc_info=task.exception())
+
+
+def _sum(parts: Sequence[Outstanding]) -> Outstanding:
+    return Outstanding(
+        sum(part.jobs for part in parts),
+        sum(part.prefill for part in parts),
+        sum(part.context for part in parts),
+        sum(part.output for part in parts),
+    )

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from services.gateway.pipelines import PipelineState
 from shared.costmodel import CostModel
 from shared.ids import JobId
 from shared.messages import Explanation, JobTokens, Limits, Submit
@@ -22,6 +23,11 @@ class Engine(Protocol):
     @property
     def ready(self) -> tuple[bool, str]:
         """Whether requests can be served now, and if not, why."""
+        ...
+
+    @property
+    def pipelines(self) -> list[PipelineState]:
+        """All pipelines of the application, those that cannot serve included."""
         ...
 
     @property

@@ -8,28 +8,20 @@
                                 4   <───────────────────  start 2: t2 t3
 
 Positions alone decide: neither a lost or doubled message nor a new scheduler can change a client's text.
+A job is assigned to one pipeline at a time; what another one still says of it is dropped.
 """
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Collection
 
 import msgspec
 
+from services.gateway.pipelines import Server
 from shared.clock import Clock
-from shared.ids import Epoch, JobId
+from shared.ids import JobId
 from shared.messages import FinishReason, JobTokens, Submit, TokenBatch, TokenLogprobs
 
 _FAILED = (FinishReason.ERROR, FinishReason.ABORT)
-
-
-class Server(NamedTuple):
-    """A scheduler. It may begin new epochs; its jobs stay with it until another instance takes over."""
-
-    epoch: Epoch
-    instance: str
-
-    def superseded_by(self, current: "Server") -> bool:
-        return self.instance != current.instance and self.epoch <= current.epoch
 
 
 class OpenJob:
@@ -38,7 +30,8 @@ class OpenJob:
     trace: W3C traceparent of the request
     output: tokens so far
     stale: the scheduler does not run it, or not from where we are: it must be resubmitted
-    held: a scheduler may hold it, so that it must be told if we stop waiting
+    pipeline: the one that it is assigned to; base: tokens that it had then
+    held: that pipeline's scheduler may hold it, so that it must be told if we stop waiting
     """
 
     def __init__(self, submit: Submit, trace: str | None, opened: float) -> None:
@@ -53,8 +46,23 @@ class OpenJob:
         self.error: str | None = None
         self.accepted_by: Server | None = None
         self.stale = False
-        self.held = True
+        self.held = False
+        self.pipeline = 0
+        self.base = 0
         self._news = asyncio.Event()
+
+    @property
+    def job_id(self) -> JobId:
+        return self.submit.job_id
+
+    def assign(self, pipeline: int) -> None:
+        """From here on only its scheduler is listened to."""
+        self.pipeline, self.base, self.held = pipeline, len(self.output), True
+
+    def submission(self, now: float) -> Submit:
+        """With the tokens so far and the time that it has waited."""
+        waited = self.submit.waited + now - self.opened
+        return msgspec.structs.replace(self.submit, output=list(self.output), waited=waited)
 
     async def next(self) -> JobTokens:
         """All tokens that are waiting, at least one unless the job ended; not to be called after that."""
@@ -116,12 +124,13 @@ class OpenJobs:
     def accepted(self, job_id: JobId, server: Server, current: Server | None) -> bool:
         """A scheduler took the job; it stays stale if that scheduler is `current` no more.
 
-        Returns False if the job was closed meanwhile: whoever accepted it must be told to abort.
+        Returns False if the job was closed or went elsewhere meanwhile: whoever accepted it must be told to
+        abort.
         """
         job = self._jobs.get(job_id)
-        if job is None:
+        if job is None or job.pipeline != server.pipeline:
             return False
-        job.accepted_by = server
+        job.accepted_by, job.held = server, True
         job.stale = current is not None and server.superseded_by(current)
         return True
 
@@ -130,10 +139,21 @@ class OpenJobs:
         stale = False
         for item in batch.items:
             job = self._jobs.get(item.job_id)
-            if job is not None:
+            if job is not None and job.pipeline == batch.pipeline:
                 job.take(item)
                 stale = stale or job.stale
         return stale
+
+    def strays(self, batch: TokenBatch) -> list[JobId]:
+        """Jobs that a pipeline goes on with although they went to another one."""
+        known = ((item.job_id, self._jobs.get(item.job_id)) for item in batch.items)
+        return [job_id for job_id, job in known if job is not None and job.pipeline != batch.pipeline]
+
+    def displace(self, serving: Collection[int]) -> None:
+        """Jobs of pipelines that do not serve are better off elsewhere."""
+        for job in self._jobs.values():
+            if job.accepted_by is not None and job.pipeline not in serving:
+                job.stale = True
 
     def scheduler_replaced(self, current: Server) -> None:
         """Jobs that another scheduler accepted are not known to the new one."""
@@ -145,18 +165,12 @@ class OpenJobs:
         """A message before `after` is missing: it may have held the last tokens of any job not in `after`."""
         seen = {item.job_id for item in after.items}
         for job_id, job in self._jobs.items():
-            job.stale = job.stale or (job.accepted_by is not None and job_id not in seen)
+            if job.accepted_by is not None and job.pipeline == after.pipeline and job_id not in seen:
+                job.stale = True
 
-    def resubmissions(self) -> list[Submit]:
-        """The stale jobs, oldest first, with the tokens so far and the time that they have waited."""
-        now = self._clock.now()
-        return [
-            msgspec.structs.replace(
-                job.submit, output=list(job.output), waited=job.submit.waited + now - job.opened
-            )
-            for job in self._jobs.values()
-            if job.stale and job.finish is None
-        ]
+    def stale(self) -> list[OpenJob]:
+        """Those that must be submitted again, oldest first."""
+        return [job for job in self._jobs.values() if job.stale and job.finish is None]
 
     def refuse(self, job_id: JobId, reason: str) -> None:
         """No scheduler took the job, and none will."""

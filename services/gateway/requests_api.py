@@ -35,7 +35,7 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
     @app.get("/v1/requests", response_model=RequestList)
     async def unfinished(request: Request) -> RequestList:
         """The unfinished requests of this gateway, oldest first."""
-        _admin_only(request, exposed)
+        admin_only(request, "the list of requests", exposed=exposed)
         return RequestList(data=[entry_of(each) for each in requests.unfinished()])
 
     @app.get("/v1/requests/{name:path}", response_model=RequestReport)
@@ -88,14 +88,13 @@ def _visible(request: Request, found: list[OpenRequest]) -> list[OpenRequest]:
     return [each for each in found if access is None or access.key.admin or each.key == access.key.name]
 
 
-def _admin_only(request: Request, exposed: bool) -> None:
+def admin_only(request: Request, what: str, *, exposed: bool) -> None:
+    """Raises InvalidRequest unless the client has an admin key, or reaches this machine's own loopback."""
     if exposed or not _sees_all(request):
         need = (
             "no API keys are configured and others reach this address" if exposed else "it needs an admin key"
         )
-        raise InvalidRequest(
-            f"the list of requests is not for everybody: {need}", code="forbidden", status=403
-        )
+        raise InvalidRequest(f"{what} is not for everybody: {need}", code="forbidden", status=403)
 
 
 def _elsewhere(request: Request, name: str) -> JobId:

@@ -1,4 +1,4 @@
-"""The gateway's shell: the HTTP application over the engine that speaks to the scheduler."""
+"""The gateway's shell: the HTTP application over the engine that speaks to the schedulers."""
 
 import asyncio
 from pathlib import Path
@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
 from services.gateway.keys import Keyring, load
+from services.gateway.pipelines_api import Scaler
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.bus import Subscription
@@ -17,14 +18,17 @@ from shared.service import Service
 
 
 class GatewayService(Service):
-    """api: the ASGI application, there once `start` has returned"""
+    """api: the ASGI application, there once `start` has returned
+    scaler: adds and removes pipelines, where there is something that can
+    """
 
     api: FastAPI
     _engine: BusEngine
     _drained = False
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, "gateway")
+    def __init__(self, config: Config, scaler: Scaler | None = None) -> None:
+        super().__init__(config, "gateway", pipeline=None)
+        self._scaler = scaler
 
     async def on_start(self) -> None:
         keyring = self._keyring()
@@ -34,15 +38,15 @@ class GatewayService(Service):
         tokenizer = await asyncio.to_thread(Tokenizer, folder)
         stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
         services = ["scheduler", "kvcache", "profiler", *stages]
-        self._engine = BusEngine(self.bus, self.registry, services, self.clock)
+        self._engine = BusEngine(self.bus, self.registry, services, self.config, self.clock)
         await self._engine.open()
         self.supervisor.start("tokens", self._engine.receive_tokens())
-        self.supervisor.start("scheduler", self._engine.watch_scheduler())
+        self.supervisor.start("schedulers", self._engine.watch_schedulers())
         orders = await self.bus.subscribe(self.bus.subjects.drain)
         self.supervisor.start("drain", self._drain_when_told(orders))
-        self.supervisor.start("costs", self._engine.watch_costs())
+        self.supervisor.start("prefixes", self._engine.watch_prefixes())
         self.api = create_app(
-            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring
+            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring, self._scaler
         )
 
     def _keyring(self) -> Keyring | None:

@@ -74,6 +74,7 @@ class Serving:
             access.begin()
             record.held.callback(access.end)
         self._backlog.cost = self.engine.cost
+        self._backlog.pipelines = sum(not each.failure for each in self.engine.pipelines)
         place = self._backlog.enter()
         record.held.callback(place.leave)
 

@@ -2,7 +2,8 @@
 
 from services.kvcache.jobs import JobKV
 from services.kvcache.pool import BlockPool
-from services.kvcache.prefixes import CachedBlock, PrefixCache, split
+from services.kvcache.prefixes import CachedBlock, PrefixCache
+from services.scheduler.block_hashes import split
 from shared.ids import BlockId
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from services.kvcache.pool import BlockPool
+from services.scheduler.block_hashes import split
 from shared.config import KVConfig
 from shared.ids import BlockId, JobId
-from shared.messages import HASH_BYTES
 
 
 class CachedBlock:
@@ -126,8 +126,3 @@ class PrefixCache:
 
     def host_blocks(self) -> list[BlockId]:
         return [cached.block for cached in self._blocks.values()]
-
-
-def split(prefix: bytes) -> list[bytes]:
-    """One hash each, of a message's packed ones."""
-    return [prefix[start : start + HASH_BYTES] for start in range(0, len(prefix), HASH_BYTES)]

@@ -24,8 +24,8 @@ CHECK_EVERY_S = 10.0
 
 
 class KVCacheService(Service):
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, "kvcache")
+    def __init__(self, config: Config, pipeline: int = 0) -> None:
+        super().__init__(config, "kvcache", pipeline)
         self._checked = self.clock.now()
         self._copies = config.parallel.pipeline_stages * config.parallel.tensor_parallel
         self._core = KVCache(config.kv, self._copies)

@@ -29,8 +29,8 @@ class ProfilingFailed(SkipjoinError):
 
 
 class ProfilerService(Service):
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, "profiler")
+    def __init__(self, config: Config, pipeline: int = 0) -> None:
+        super().__init__(config, "profiler", pipeline)
         self._fitter = CostFitter()
         self._errors = RecentErrors()
         self._model: CostModel | None = None

@@ -21,6 +21,11 @@ def block_hashes(tokens: list[int], block_size: int, salt: str, known: bytes = b
     return b"".join(hashes)
 
 
+def split(prefix: bytes) -> list[bytes]:
+    """One hash each, of packed ones."""
+    return [prefix[start : start + HASH_BYTES] for start in range(0, len(prefix), HASH_BYTES)]
+
+
 def _root(salt: str) -> bytes:
     """What the first block continues. Hashed under another name than blocks are: clients choose salts, and
     none of them may be the bytes of somebody's tokens.

@@ -27,6 +27,7 @@ from shared.messages import (
     JobEventKind,
     JobTokens,
     Limits,
+    Outstanding,
     PlanReply,
     PlanRequest,
     Refused,
@@ -315,11 +316,11 @@ class Scheduler:
         scores = result.logprobs or [None] * len(drawing)
         for job in batch:
             job.step = None
-            if not job.draws and job.job_id in self._jobs:
+            if not job.draws and self._known(job):
                 job.kv_tokens += job.computing
                 self._goes_on(job, seconds, now)
         for job, token, scored in zip(drawing, result.tokens, scores, strict=True):
-            if job.job_id not in self._jobs:
+            if not self._known(job):
                 continue  # aborted while it ran
             job.kv_tokens = job.tokens
             job.append(token, scored)
@@ -337,6 +338,10 @@ class Scheduler:
                 self._end(job, reason, now)
         return out
 
+    def _known(self, job: Job) -> bool:
+        """Not so once it was aborted, even if it has come back from another pipeline under the same id."""
+        return self._jobs.get(job.job_id) is job
+
     def _goes_on(self, job: Job, seconds: float, now: float) -> None:
         self._just_ran.append(job)
         before = job.level
@@ -347,7 +352,7 @@ class Scheduler:
 
     def _failed(self, job: Job, error: str, now: float, out: defaultdict[str, list[JobTokens]]) -> None:
         job.step = None
-        if job.job_id not in self._jobs:
+        if not self._known(job):
             return
         self._begun.pop(job.job_id, None)
         job.kv_tokens = 0  # recompute: what the failed step wrote cannot be trusted
@@ -404,6 +409,17 @@ class Scheduler:
             return known
         enst = 0.0 if job.in_flight else max(0.0, self.policy.enst(job, now))
         return msgspec.structs.replace(known, level=job.level, enst=enst)
+
+    def outstanding(self) -> dict[str, Outstanding]:
+        """What is still to be done, by receiver."""
+        sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for job in self._jobs.values():
+            mine = sums[job.reply_to]
+            mine[0] += 1
+            mine[1] += job.new_tokens if job.new_tokens > 1 else 0
+            mine[2] += job.tokens
+            mine[3] += job.max_tokens - len(job.output)
+        return {receiver: Outstanding(*values) for receiver, values in sums.items()}
 
     def count_jobs(self) -> dict[tuple[str, int], int]:
         """Jobs by state (waiting: never ran, running, preempted) and queue level."""

@@ -20,6 +20,7 @@ from shared.costmodel import CostModel
 from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
 from shared.ids import Epoch
 from shared.messages import (
+    LEAVING,
     Abort,
     Accepted,
     Explain,
@@ -30,6 +31,7 @@ from shared.messages import (
     KVLost,
     PlanReply,
     PlanRequest,
+    PrefixesKept,
     Refused,
     StaleEpoch,
     StepPassed,
@@ -50,10 +52,12 @@ class Superseded(SkipjoinError):
 
 
 class SchedulerService(Service):
+    pipeline: int
     _core: Scheduler | None = None
+    _stopping = False
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, "scheduler")
+    def __init__(self, config: Config, pipeline: int = 0) -> None:
+        super().__init__(config, "scheduler", pipeline)
         if config.scheduler.policy == "srpt":
             raise ConfigError("scheduler.policy: srpt needs the length of each answer: simulator only")
         stages = [f"stage{index}" for index in range(config.parallel.pipeline_stages)]
@@ -94,6 +98,7 @@ class SchedulerService(Service):
         subjects = self.bus.subjects
         inbox = await self.bus.subscribe(subjects.scheduler_all, depth=65536)
         hellos = await self.bus.subscribe(subjects.hello_all, depth=4096)
+        gateways = await self.bus.subscribe(subjects.outside.hello("gateway"))
 
         async def read_inbox() -> None:
             async for delivery in inbox:
@@ -104,6 +109,11 @@ class SchedulerService(Service):
                 if isinstance(delivery.body, Hello):
                     self._hear(delivery.body, delivery.epoch)
 
+        async def read_gateways() -> None:
+            async for delivery in gateways:
+                if isinstance(delivery.body, Hello):
+                    self._receivers.hear(delivery.body, self.clock.now())
+
         async def drive() -> None:
             while True:
                 await self._wake.wait()
@@ -113,17 +123,34 @@ class SchedulerService(Service):
         self._begin_epoch("start")
         self.supervisor.start("inbox", read_inbox())
         self.supervisor.start("hellos", read_hellos())
+        self.supervisor.start("gateways", read_gateways())
         self.supervisor.start("drive", drive())
         self.supervisor.every("watchdog", 1.0, self._watch)
 
+    async def drain(self) -> None:
+        """Gateways are told at once, and move its jobs to other pipelines: the stages stop as well."""
+        self._stopping = True
+        await self.say_hello()
+
     def hello(self) -> Hello:
         missing = self._peers.missing(self.clock.now())
-        if missing or self._core is None:
-            return Hello(
-                self.name, self.bus.instance, False, "waiting for " + ", ".join(missing or ["limits"])
-            )
-        detail = "" if self._profiled else "waiting for the profiler"
-        return Hello(self.name, self.bus.instance, self._profiled, detail, self._peers.limits())
+        core = self._core
+        if self._stopping:
+            reason = LEAVING
+        elif missing or core is None:
+            reason = "waiting for " + ", ".join(missing or ["limits"])
+        else:
+            reason = "" if self._profiled else "waiting for the profiler"
+        return Hello(
+            self.name,
+            self.bus.instance,
+            not reason,
+            reason,
+            None if missing or core is None else self._peers.limits(),
+            self.pipeline,
+            core.cost if core is not None and self._profiled else None,
+            core.outstanding() if core is not None else {},
+        )
 
     def _hear(self, hello: Hello, epoch: Epoch) -> None:
         """Raises Superseded if somebody is in a newer epoch: only another scheduler can have begun it.
@@ -231,7 +258,7 @@ class SchedulerService(Service):
 
     async def _send_tokens(self, by_receiver: dict[str, list[JobTokens]]) -> None:
         for receiver, items in by_receiver.items():
-            await self.bus.publish(self.bus.subjects.tokens(receiver), TokenBatch(items))
+            await self.bus.publish(self.bus.subjects.tokens(receiver), TokenBatch(items, self.pipeline))
 
     # ------------------------------------------------------------ planning
 
@@ -250,8 +277,15 @@ class SchedulerService(Service):
             if step is not None:
                 await self._send_step(step)
                 self._plan_seconds.observe(self.clock.now() - started)
+            await self._tell_gateways(request)
             if not reply.calls_for_another:
                 return  # whatever changes that wakes us up
+
+    async def _tell_gateways(self, request: PlanRequest) -> None:
+        """Which requests had better come to this pipeline."""
+        if request.ended:
+            kept = PrefixesKept(self.pipeline, [ended.prefix for ended in request.ended])
+            await self.bus.publish(self.bus.subjects.kept, kept)
 
     async def _ask_kvcache(self, request: PlanRequest) -> PlanReply | None:
         epoch = self.bus.epoch

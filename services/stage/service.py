@@ -48,8 +48,10 @@ class StageService(Service):
 
     _runner: StageRunner | Gang
 
-    def __init__(self, config: Config, index: int, processes: RankProcesses | None = None) -> None:
-        super().__init__(config, f"stage{index}")
+    def __init__(
+        self, config: Config, index: int, processes: RankProcesses | None = None, pipeline: int = 0
+    ) -> None:
+        super().__init__(config, f"stage{index}", pipeline)
         self._processes = processes
         self._index = index
         self._last = index == config.parallel.pipeline_stages - 1

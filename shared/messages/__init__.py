@@ -30,13 +30,16 @@ from shared.messages.kv import (
     Move,
     PlanReply,
     PlanRequest,
+    PrefixesKept,
     StaleEpoch,
 )
 from shared.messages.life import (
     DRAINED,
+    LEAVING,
     Drain,
     Hello,
     Limits,
+    Outstanding,
     Progress,
 )
 from shared.messages.metrics import (
@@ -75,6 +78,7 @@ from shared.messages.steps import (
 __all__ = [
     "DRAINED",
     "HASH_BYTES",
+    "LEAVING",
     "Abort",
     "Accepted",
     "Body",
@@ -104,9 +108,11 @@ __all__ = [
     "MetricFamily",
     "Metrics",
     "Move",
+    "Outstanding",
     "Part",
     "PlanReply",
     "PlanRequest",
+    "PrefixesKept",
     "Progress",
     "Receipt",
     "Refused",
@@ -130,7 +136,7 @@ __all__ = [
 
 Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
-    | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch
+    | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch | PrefixesKept
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | Chunk | Receipt | StepPassed | Meet | Met
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics

@@ -42,6 +42,16 @@ class Ended(Part, frozen=True):
     prefix: bytes
 
 
+class PrefixesKept(Message, frozen=True):
+    """From a scheduler to all gateways: jobs that begin like these would find their KV in this pipeline.
+
+    prefixes: of each, the chain hashes of its full blocks
+    """
+
+    pipeline: int
+    prefixes: list[bytes]
+
+
 class PlanRequest(Message, frozen=True):
     """What the scheduler wants to run next. Answered with a PlanReply.
 

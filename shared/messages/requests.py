@@ -126,9 +126,10 @@ class JobTokens(Part, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """All new tokens of one iteration for one receiver."""
+    """All new tokens of one iteration for one receiver. pipeline: whose they are"""
 
     items: list[JobTokens]
+    pipeline: int = 0
 
 
 class JobEventKind(StrEnum):

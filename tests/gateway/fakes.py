@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
 from services.gateway.keys import Keyring
+from services.gateway.pipelines import PipelineState
+from services.gateway.pipelines_api import Scaler
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
@@ -123,6 +125,7 @@ class FakeEngine:
         self.limits: Limits | None = Limits(256, 512)
         self.ready: tuple[bool, str] = (True, "")
         self.cost = GUESS
+        self.pipelines = [PipelineState(0, "", 0)]
         self.refusal: Exception | None = None
         self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
@@ -187,6 +190,7 @@ def make_app(
     tracer: Tracer | None = None,
     max_body_bytes: int = 20_000,
     keyring: Keyring | None = None,
+    scaler: Scaler | None = None,
     **gateway: Any,
 ) -> FastAPI:
     """gateway: keys of that section of the configuration"""
@@ -194,7 +198,9 @@ def make_app(
         model=ModelConfig(path="/models/x", name=MODEL),
         gateway=GatewayConfig(max_body_bytes=max_body_bytes, **gateway),
     )
-    return create_app(engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring)
+    return create_app(
+        engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring, scaler
+    )
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.jobs import OpenJob, OpenJobs, Server
+from services.gateway.jobs import OpenJob, OpenJobs
+from services.gateway.pipelines import Server
 from shared.clock import VirtualClock
 from shared.ids import Epoch, JobId
 from shared.messages import FinishReason, JobTokens, Sampling, Submit, TokenBatch
@@ -50,10 +51,11 @@ def test_a_gap_is_not_papered_over_but_resubmitted_with_the_tokens_so_far() -> N
     jobs.deliver(batch(0, [10, 11]))
     clock.advance(1.5)
     assert jobs.deliver(batch(3, [13]))
-    (again,) = jobs.resubmissions()
+    (stale,) = jobs.stale()
+    again = stale.submission(clock.now())
     assert (again.output, again.waited, again.max_tokens) == ([10, 11], 1.5, 8)
     jobs.accepted(JobId(1), OLD, OLD)
-    assert jobs.resubmissions() == []
+    assert jobs.stale() == []
     jobs.deliver(batch(2, [12, 13]))
     assert job.output == [10, 11, 12, 13]
 
@@ -63,27 +65,27 @@ def test_a_new_scheduler_gets_every_unfinished_job() -> None:
     jobs.deliver(batch(0, [10], STOP, job_id=1))
     jobs.deliver(batch(0, [10], job_id=2))
     jobs.scheduler_replaced(NEW)
-    assert [(again.job_id, again.output) for again in jobs.resubmissions()] == [(2, [10]), (3, [])]
+    assert [(again.job_id, again.output) for again in jobs.stale()] == [(2, [10]), (3, [])]
 
 
 def test_an_epoch_of_the_same_scheduler_changes_nothing() -> None:
     jobs, _, _ = opened()
     jobs.scheduler_replaced(Server(Epoch(5), OLD.instance))
-    assert jobs.resubmissions() == []
+    assert jobs.stale() == []
 
 
 def test_a_job_taken_by_the_new_scheduler_before_its_hello_is_not_resubmitted() -> None:
     jobs, _, _ = opened()
     jobs.accepted(JobId(1), NEW, OLD)
     jobs.scheduler_replaced(NEW)
-    assert jobs.resubmissions() == []
+    assert jobs.stale() == []
 
 
 def test_an_acceptance_of_the_old_scheduler_that_comes_late_does_not_count() -> None:
     jobs = OpenJobs(VirtualClock())
     jobs.open(submit())
     jobs.accepted(JobId(1), OLD, NEW)
-    assert len(jobs.resubmissions()) == 1
+    assert len(jobs.stale()) == 1
 
 
 def test_a_lost_message_makes_those_stale_that_may_have_lost_their_end() -> None:
@@ -91,7 +93,7 @@ def test_a_lost_message_makes_those_stale_that_may_have_lost_their_end() -> None
     seen = batch(0, [10], job_id=1)
     jobs.deliver(seen)
     jobs.message_lost(seen)
-    assert [again.job_id for again in jobs.resubmissions()] == [2]
+    assert [again.job_id for again in jobs.stale()] == [2]
 
 
 async def test_a_failure_reaches_the_handler() -> None:

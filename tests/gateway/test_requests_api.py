@@ -181,7 +181,7 @@ async def test_every_gateway_finds_and_cancels_a_request_by_its_answers_id() -> 
     async with Application(scheduler={"max_batch_size": 1}) as app:
         other = GatewayService(app.config)
         await other.start()
-        hellos = await other.bus.subscribe(other.bus.subjects.hello("scheduler"))
+        hellos = await other.bus.subscribe(other.bus.subjects.schedulers)
         while not other._engine.ready[0]:
             await hellos.next()
         body = app.completion("Once upon a time", 1000, stream=True)

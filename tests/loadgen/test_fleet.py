@@ -15,7 +15,7 @@ from loadgen.simulate.gaps import GapHistogram
 from loadgen.simulate.models import MODELS
 from loadgen.simulate.pipeline import INFINITY, Pipeline
 from loadgen.simulate.results import Spread, summarise
-from loadgen.simulate.router import FIRST_MEAN, Router
+from loadgen.simulate.router import FleetRouter
 from loadgen.simulate.scenario import Scenario
 from loadgen.simulate.workload import Request, stream, synthetic
 from shared.errors import SkipjoinError
@@ -82,18 +82,20 @@ def test_replicas_share_the_load() -> None:
     assert report.latency_per_token.mean < 1.5 * alone.latency_per_token.mean
 
 
-def test_the_router_avoids_the_replica_with_long_prompts_and_learns_the_output() -> None:
-    router = Router(OPT, replicas=2, batch=16, stages=1)
-    router.assigned(router.choose(), JobId(0), prompt=1000)
-    assert [router.choose() for _ in range(2)] == [1, 1], "to ask assigns nothing"
-    router.assigned(1, JobId(0), prompt=10)
-    assert router.choose() == 1, "the long prompt weighs more"
-    router.ended(0, JobId(0), output=20)
-    assert router.choose() == 0
-    assert router.mean_output == (FIRST_MEAN + 20) / 2
-    router.ended(1, JobId(0), output=0)
-    assert router.outstanding == [0.0, 0.0]
-    assert router.mean_output == (FIRST_MEAN + 20) / 2, "a refusal teaches nothing"
+def test_the_router_avoids_the_replica_with_long_prompts() -> None:
+    router = FleetRouter(OPT, replicas=2, batch=16)
+    first = router.choose(1000)
+    router.assigned(first, JobId(0), prompt=1000)
+    other = 1 - first
+    assert [router.choose(10) for _ in range(2)] == [other, other], "to ask assigns nothing"
+    router.assigned(other, JobId(0), prompt=10)
+    assert router.choose(10) == other, "the long prompt weighs more"
+    router.progressed(first, JobId(0), 1)
+    router.assigned(other, JobId(1), prompt=10)
+    assert router.choose(10) == first, "it is computed by now"
+    router.ended(other, JobId(0), output=20)
+    router.ended(other, JobId(1), output=0)
+    assert router.choose(10) == other
 
 
 def test_a_refused_request_is_counted_and_leaves_no_work_behind() -> None:

@@ -8,7 +8,7 @@ from services.scheduler.mlfq import MultiLevelQueue
 from services.scheduler.policy import POLICIES
 from shared.costmodel import CostModel
 from shared.ids import JobId
-from shared.messages import FinishReason, Refused
+from shared.messages import FinishReason, Outstanding, Refused
 from tests.cores import Cores, create_config, create_submit
 
 
@@ -337,3 +337,29 @@ def test_a_cost_model_of_zeros_does_no_harm(policy: str) -> None:
     cores.scheduler.set_cost_model(CostModel(0, 0, 0, 0, 0, 0, samples=1))
     cores.submit(*(create_submit(number, predicted_output=2) for number in range(9)))
     cores.run()
+
+
+def test_a_job_that_comes_back_while_its_step_is_in_flight_is_another_one() -> None:
+    """Another pipeline had it in between. The old step's token is not its own, nor may it end it."""
+    cores = create_cores()
+    cores.submit(create_submit(1, prompt=10, max_tokens=2))
+    cores.iterate(1)
+    cores.plan()  # its last token is on the way
+    cores.scheduler.abort([JobId(1)], cores.clock.now())
+    del cores.recorder.ends[JobId(1)]
+    cores.submit(create_submit(1, prompt=10, output=[1000], max_tokens=4))
+    cores.finish_step()
+    assert cores.scheduler.unfinished == 1
+    cores.run()
+    assert cores.recorder.ends[JobId(1)][0] is FinishReason.LENGTH
+    cores.kv.check()
+
+
+def test_what_is_outstanding_by_receiver() -> None:
+    cores = create_cores(max_batch_size=1)
+    cores.submit(create_submit(1, prompt=10, max_tokens=5), create_submit(2, prompt=20, max_tokens=7))
+    assert cores.scheduler.outstanding() == {"gateway": Outstanding(2, 30, 30, 12)}
+    cores.iterate(1)
+    assert cores.scheduler.outstanding() == {"gateway": Outstanding(2, 20, 31, 11)}
+    cores.run()
+    assert cores.scheduler.outstanding() == {}

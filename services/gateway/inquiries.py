@@ -1,0 +1,64 @@
+"""What the gateway asks the services of pipelines: what became of a job, and their metrics."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from services.gateway.collect import render
+from shared.bus import Bus
+from shared.errors import BusError, NotReady
+from shared.ids import JobId
+from shared.messages import CollectMetrics, Explain, Explanation, MetricFamily, Metrics
+from shared.metrics import Registry
+
+_METRICS_TIMEOUT_S = 1.0
+_EXPLAIN_TIMEOUT_S = 2.0
+
+
+class Inquiries:
+    """services: those of a pipeline that are asked for metrics (`scheduler`, `stage0`, ...)"""
+
+    def __init__(self, bus: Bus, registry: Registry, services: Sequence[str]) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._services = list(services)
+
+    async def explain(self, job_id: JobId, pipelines: Iterable[int]) -> Explanation:
+        """What the one of `pipelines` says that has the job, or had it.
+
+        Raises NotReady if none says that it knows it and one does not answer.
+        """
+        answers = await asyncio.gather(
+            *(self._explain(job_id, pipeline) for pipeline in pipelines), return_exceptions=True
+        )
+        known = [answer for answer in answers if isinstance(answer, Explanation)]
+        found = [answer for answer in known if answer.found]
+        if found:  # a job that went to another pipeline has ended where it was before
+            return min(found, key=lambda answer: answer.state == "ended")
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return known[0]
+
+    async def _explain(self, job_id: JobId, pipeline: int) -> Explanation:
+        subject = self._bus.subjects.pipeline(pipeline).explain
+        try:
+            answer = await self._bus.request(subject, Explain(job_id), timeout=_EXPLAIN_TIMEOUT_S)
+        except BusError as error:
+            raise NotReady(f"the scheduler did not answer ({error})") from None
+        if not isinstance(answer.body, Explanation):
+            raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
+        return answer.body
+
+    async def metrics(self, pipelines: Iterable[int]) -> str:
+        """The page of the whole application."""
+        asked = [(pipeline, service) for pipeline in pipelines for service in self._services]
+        answers = await asyncio.gather(*(self._collect(*each) for each in asked))
+        return render(self._registry.collector, dict(zip(asked, answers, strict=True)))
+
+    async def _collect(self, pipeline: int, service: str) -> list[MetricFamily] | None:
+        subject = self._bus.subjects.pipeline(pipeline).metrics(service)
+        try:
+            answer = await self._bus.request(subject, CollectMetrics(), timeout=_METRICS_TIMEOUT_S)
+        except BusError:
+            return None  # reported as skipjoin_up 0
+        return answer.body.families if isinstance(answer.body, Metrics) else None
