@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.nats_server import _binary
+from shared.nats_server import server_binary
 
 _LISTENS = re.compile(rb"Listening for (?P<what>client|route) connections on \S+:(?P<port>\d+)")
 
@@ -22,7 +22,7 @@ class NatsServer:
         self.log: list[str] = []
         self.ports: dict[str, int] = {}
         self.process = subprocess.Popen(
-            [_binary(), "-c", str(settings)], stderr=subprocess.PIPE, env=environment or {}
+            [server_binary(), "-c", str(settings)], stderr=subprocess.PIPE, env=environment or {}
         )
         assert self.process.stderr is not None
         for line in self.process.stderr:

@@ -15,7 +15,7 @@ from shared.config import NatsConfig, load_document, parse
 from shared.errors import BusClosed, BusTimeout, NoResponder
 from shared.messages import KVChanged
 from shared.metrics import Registry
-from shared.nats_server import _binary
+from shared.nats_server import server_binary
 from shared.subjects import Subjects
 from tests.nats_servers import nats_server
 
@@ -44,7 +44,7 @@ def test_the_server_takes_the_file(installed: str, tmp_path: Path) -> None:
     path = tmp_path / "nats.conf"
     path.write_text(installed)
     tried = subprocess.run(
-        [_binary(), "-t", "-c", str(path)], capture_output=True, text=True, env=environment(0)
+        [server_binary(), "-t", "-c", str(path)], capture_output=True, text=True, env=environment(0)
     )
     assert tried.returncode == 0, tried.stderr
     assert "is valid" in tried.stderr
@@ -54,7 +54,7 @@ def test_a_password_is_not_optional(installed: str, tmp_path: Path) -> None:
     path = tmp_path / "nats.conf"
     path.write_text(installed)
     tried = subprocess.run(
-        [_binary(), "-t", "-c", str(path)], capture_output=True, text=True,
+        [server_binary(), "-t", "-c", str(path)], capture_output=True, text=True,
         env={"NATS_SERVER_NAME": "nats-0"},
     )  # fmt: skip
     assert tried.returncode != 0 and "NATS_PASSWORD" in tried.stderr
@@ -72,7 +72,7 @@ def test_it_agrees_with_the_configuration() -> None:
 
 
 def test_every_application_may_use_its_subjects() -> None:
-    assert '"sj.v1.>"' in CONF.read_text() and Subjects("any").submit.startswith("sj.v1.")
+    assert '"sj.v1.>"' in CONF.read_text() and Subjects("any").pipeline(0).submit.startswith("sj.v1.")
 
 
 async def test_three_of_them_are_one_bus(installed: str, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_three_of_them_are_one_bus(installed: str, tmp_path: Path) -> None
         common = {"tls_ca": str(tmp_path / "ca.crt"), "user": "skipjoin"}
         secret = {"password_file": str(tmp_path / "password")}
         first, last = [
-            await Bus.connect(NatsConfig(url=url, **common, **secret), Subjects("any"), "a", Registry())
+            await Bus.connect(NatsConfig(url=url, **common, **secret), Subjects("any").pipeline(0), "a", Registry())
             for url in (urls[0], urls[2])
         ]
         answers = await first.subscribe(first.subjects.submit)
@@ -105,7 +105,7 @@ async def test_three_of_them_are_one_bus(installed: str, tmp_path: Path) -> None
         assert [(await inbox.next()).body for _ in range(2)] == [KVChanged(0), KVChanged(1)]
         assert [(await answers.next()).body for _ in range(2)] == [KVChanged(0), KVChanged(2)]
         with pytest.raises(BusClosed, match="refused the credentials"):
-            await Bus.connect(NatsConfig(url=urls[1], **common), Subjects("any"), "a", Registry())
+            await Bus.connect(NatsConfig(url=urls[1], **common), Subjects("any").pipeline(0), "a", Registry())
         for bus in (first, last):
             bus.check()
             await bus.close()
