@@ -70,11 +70,19 @@ class ServedApplication:
 
     def survivors(self) -> list[str]:
         """Command lines of processes that were started by this one and still run."""
-        found: list[str] = []
+        return list(self._processes().values())
+
+    def pids(self, deployment: str) -> list[int]:
+        """Of the replicas of one Ray Serve deployment."""
+        return [pid for pid, line in self._processes().items() if line.split(":")[-1].strip() == deployment]
+
+    def _processes(self) -> dict[int, str]:
+        """Command lines by process id."""
+        found: dict[int, str] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{_MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it has ended, or is not ours
         return found
