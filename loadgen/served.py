@@ -74,6 +74,10 @@ class ServedApplication:
         """Command lines of processes that were started by this one and still run."""
         return list(self.processes().values())
 
+    def pids(self, deployment: str) -> list[int]:
+        """Of the replicas of one Ray Serve deployment."""
+        return [pid for pid, line in self.processes().items() if line.split(":")[-1].strip() == deployment]
+
     def processes(self) -> dict[int, str]:
         """Their command lines by process id."""
         found: dict[int, str] = {}

@@ -10,6 +10,9 @@ from shared.clock import Clock, MonotonicClock
 log = logging.getLogger("skipjoin.supervise")
 
 
+_CANCEL_AGAIN_S = 0.1
+
+
 class LoopDied(RuntimeError):
     """A background loop of a service ended, which it never should."""
 
@@ -61,11 +64,17 @@ class Supervisor:
                 raise LoopDied(f"{self._service}: loop {name} made no progress for {now - beat:.0f} s")
 
     async def stop(self) -> None:
-        """Cancel every loop and wait until it is gone."""
+        """Cancel every loop and wait until it is gone.
+
+        Again and again: Python 3.11's `wait_for`, which requests on the bus use, loses a cancellation that
+        comes in the same moment as what it waits for.
+        """
         self._stopping = True
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        pending = {task for task in self.tasks if not task.done()}
+        while pending:
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not self._stopping and not task.cancelled() and task.exception() is not None:

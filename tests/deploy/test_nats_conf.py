@@ -93,7 +93,9 @@ async def test_three_of_them_are_one_bus(installed: str, tmp_path: Path) -> None
         common = {"tls_ca": str(tmp_path / "ca.crt"), "user": "skipjoin"}
         secret = {"password_file": str(tmp_path / "password")}
         first, last = [
-            await Bus.connect(NatsConfig(url=url, **common, **secret), Subjects("any").pipeline(0), "a", Registry())
+            await Bus.connect(
+                NatsConfig(url=url, **common, **secret), Subjects("any").pipeline(0), "a", Registry()
+            )
             for url in (urls[0], urls[2])
         ]
         answers = await first.subscribe(first.subjects.submit)

@@ -59,3 +59,24 @@ async def test_stopping_ends_the_loops_without_complaint() -> None:
     await supervisor.stop()
     assert ended.is_set()
     supervisor.check()
+
+
+async def test_a_loop_that_loses_a_cancellation_is_cancelled_again() -> None:
+    """As `asyncio.wait_for` of Python 3.11 does when what it waits for comes in the same moment."""
+    supervisor = Supervisor("scheduler")
+    lost = asyncio.Event()
+
+    async def drive() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if lost.is_set():
+                    raise
+                lost.set()
+
+    supervisor.start("drive", drive())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await supervisor.stop()
+    assert supervisor.tasks[0].cancelled()

@@ -20,7 +20,7 @@ class Bus:
 
     def __init__(self) -> None:
         self.epoch = Epoch(1)
-        self.subjects = Subjects("test")
+        self.subjects = Subjects("test").pipeline(0)
         self.sent: list[tuple[Epoch, int, list[int]]] = []
         self.on_publish: Any = None
 

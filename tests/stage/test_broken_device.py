@@ -16,7 +16,7 @@ from shared.subjects import Subjects
 
 class Bus:
     epoch = Epoch(1)
-    subjects = Subjects("test")
+    subjects = Subjects("test").pipeline(0)
 
     def __init__(self) -> None:
         self.published: list[Any] = []

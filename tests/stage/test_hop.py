@@ -38,7 +38,7 @@ class Ends:
 
     async def connect(self) -> None:
         self.buses = [
-            await Bus.connect(self.config.nats, Subjects("hop"), f"stage{index}", Registry())
+            await Bus.connect(self.config.nats, Subjects("hop").pipeline(0), f"stage{index}", Registry())
             for index in (0, 1)
         ]
         metrics = [HopMetrics(Registry(), index) for index in (0, 1)]
