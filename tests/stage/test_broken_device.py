@@ -44,9 +44,9 @@ async def test_only_errors_of_the_device_end_the_stage(error: Exception, replace
     step = StepInput(StepPlan(StepId(3), []))
     if replaced:
         with pytest.raises(torch.AcceleratorError):
-            await service._compute(Epoch(1), step)
+            await service._compute(Epoch(1), step, None)
     else:
-        await service._compute(Epoch(1), step)
+        await service._compute(Epoch(1), step, None)
     ((subject, result),) = bus.published
     assert subject == bus.subjects.step_result
     assert isinstance(result, StepResult) and type(error).__name__ in (result.error or "")
