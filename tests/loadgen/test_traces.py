@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.simulate.traces import TraceError, parse, read
+from loadgen.workload.traces import TraceError, parse, read
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

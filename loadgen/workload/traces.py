@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.simulate.lengths import Lengths
-from loadgen.simulate.workload import Request, Turn
+from loadgen.workload.lengths import Lengths
+from loadgen.workload.requests import Request, Turn
 from shared.errors import SkipjoinError
 
 TIMES = {"timestamp_s": 1.0, "arrival_s": 1.0, "timestamp": 1e-3, "timestamp_ms": 1e-3}
