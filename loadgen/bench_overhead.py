@@ -70,7 +70,7 @@ async def _drive(url: str, options: argparse.Namespace) -> tuple[list[Record], f
     records: list[Record] = []
     async with session(url, Target(url=url)) as http:
         client = Client(http, endpoint, timeout_s=30)
-        player = Player(client, Prompts(VOCABULARY), Limits(), 0, records.append, asyncio.Event())
+        player = Player(client, Prompts(VOCABULARY), Limits(), (0,), records.append, asyncio.Event())
         before = resource.getrusage(resource.RUSAGE_SELF)
         await player.play(talks)
         after = resource.getrusage(resource.RUSAGE_SELF)

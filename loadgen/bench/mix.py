@@ -1,10 +1,10 @@
 """Classes of requests, in one line of text.
 
-    80% short=32:16, 20% long=256:256      prompt:output tokens
-    16-64:8-32                             uniform, both ends included
-    90% sharegpt, 10% alpaca               named lengths (loadgen/workload/lengths.py)
-    file=/data/burstgpt.csv                rows of a trace or length table, drawn with replacement
-    (SHARE% )(NAME=)LENGTHS, …             shares sum to 100; a single class needs none
+80% short=32:16, 20% long=256:256      prompt:output tokens
+16-64:8-32                             uniform, both ends included
+90% sharegpt, 10% alpaca               named lengths (loadgen/workload/lengths.py)
+file=/data/burstgpt.csv                rows of a trace or length table, drawn with replacement
+(SHARE% )(NAME=)LENGTHS, …             shares sum to 100; a single class needs none
 """
 
 import re
@@ -75,7 +75,7 @@ def _sampler(what: str, text: str) -> Sampler:
 
 
 def draw(classes: list[Class], count: int, seed: int) -> tuple[list[str], Lengths]:
-    """The class of each request, and its lengths, shape [count, 2]. A longer draw begins like a shorter one."""
+    """Class and lengths (shape [count, 2]) of each request. A longer draw begins like a shorter one."""
     which = _choose([item.share for item in classes], count, [seed, _CLASSES])
     result = np.empty((count, 2), dtype=np.int64)
     for number, item in enumerate(classes):

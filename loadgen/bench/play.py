@@ -9,6 +9,7 @@ A conversation is the exception by nature: its next turn is due when its user ha
 import asyncio
 import gc
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from loadgen.bench.client import Client
 from loadgen.bench.prompts import Prompts
@@ -26,6 +27,7 @@ UNFINISHED = "unfinished"
 class Player:
     """Plays talks once.
 
+    seed: of the prompts; another one makes other prompts
     finished: is told of each request that has ended, in whatever way
     stop: once it is set, all that is open is cancelled, and nothing more is sent
     """
@@ -35,7 +37,7 @@ class Player:
         client: Client,
         prompts: Prompts,
         limits: Limits,
-        seed: int,
+        seed: Sequence[object],
         finished: Callable[[Record], None],
         stop: asyncio.Event,
         *,
@@ -80,13 +82,13 @@ class Player:
 
     def _text(self, ask: Ask, first: bool) -> str:
         following = not first and not self._chat
-        return self._prompts.text(ask.prompt, (self._seed, ask.index), following=following)
+        return self._prompts.text(ask.prompt, (*self._seed, ask.index), following=following)
 
-    async def _until(self, at: float, stopped: "asyncio.Future[bool]") -> None:
+    async def _until(self, at: float, stopped: "asyncio.Future[Any]") -> None:
         while not self._stop.is_set() and (wait := at - self._client.now()) > 0:
             await asyncio.wait([stopped], timeout=wait)
 
-    async def _drain(self, stopped: "asyncio.Future[bool]") -> None:
+    async def _drain(self, stopped: "asyncio.Future[Any]") -> None:
         deadline = self._client.now() + self._limits.drain_s
         while self._tasks and not self._stop.is_set() and (wait := deadline - self._client.now()) > 0:
             await asyncio.wait([stopped, *self._tasks], timeout=wait, return_when=asyncio.FIRST_COMPLETED)

@@ -60,7 +60,7 @@ class FileCounter:
 
 
 class WordCounter:
-    """Takes every word for a token, where nobody can be asked; the server's usage shows how far off that is."""
+    """Takes every word for a token, where nobody can be asked; the server's usage shows how far off it is."""
 
     name = "words"
 
@@ -86,7 +86,7 @@ class Prompts:
         self._vocabulary = vocabulary
         self.added = added
 
-    def text(self, tokens: int, seed: Sequence[int], *, following: bool = False) -> str:
+    def text(self, tokens: int, seed: Sequence[object], *, following: bool = False) -> str:
         """A prompt of so many tokens, `added` included; the shortest there is, if that is too few.
 
         following: it goes on where other text ends, so that it begins with a space and nothing is added

@@ -69,9 +69,7 @@ def _trace(workload: Workload, count: int) -> list[Talk]:
     assert workload.trace is not None
     requests = traces.read(Path(workload.trace)).at_speed(workload.speed)
     fitting = [item for item in requests if _fits(workload, item.prompt, item.output)]
-    return [
-        Talk(item.arrival, (Ask(0, "trace", "", item.prompt, item.output),)) for item in fitting[:count]
-    ]
+    return [Talk(item.arrival, (Ask(0, "trace", "", item.prompt, item.output),)) for item in fitting[:count]]
 
 
 def _conversations(workload: Workload, count: int, arrivals: list[float], seed: int) -> list[Talk]:

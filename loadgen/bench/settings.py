@@ -25,7 +25,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Target(Part, frozen=True):
     """A server. Either `url`, of one that runs, or `set`, to start Skipjoin itself.
 
-    url: of its API, such as http://127.0.0.1:8000 (a path, such as /v1, is taken as given)
+    url: of its API, with or without /v1, such as http://127.0.0.1:8000
     set: KEY=VALUE overrides of Skipjoin's configuration
     model: default: the first that /v1/models names
     api: which endpoint
