@@ -63,6 +63,10 @@ def seconds(benchmark: Benchmark, capacity: float | None) -> float:
     return total
 
 
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
 def _rate(benchmark: Benchmark, rate: float, capacity: float | None) -> float:
     return rate * (capacity or 1.0) if benchmark.capacity is not None else rate
 
@@ -82,7 +86,7 @@ class Campaign:
         if self._benchmark.capacity is not None and not self._measure_capacity():
             return False
         estimate = seconds(self._benchmark, self._capacity)
-        print(f"about {estimate / 60:.0f} minutes, results in {self._out}", file=sys.stderr)
+        print(f"about {_span(estimate)}, results in {self._out}", file=sys.stderr)
         for stay in stays(self._benchmark):
             with started(self._benchmark.targets[stay.target]) as url:
                 if not uvloop.run(self._stay(stay, url)):

@@ -1,11 +1,13 @@
 """How two servers differ on the same requests, and how sure that is.
 
 Latencies of neighbours in a queue are alike, so that single requests must not be drawn as if they were
-independent: each run is cut into consecutive blocks of arrivals, blocks are drawn (both servers' together,
-since both saw the same requests at the same times), and the ratio is taken anew. That gives its interval.
+independent: each run is cut into consecutive blocks of arrivals. And what happens on the machine meanwhile
+differs from one repeat to the next by more than within one. So repeats are drawn, then blocks in them (both
+servers' together, since both saw the same requests at the same times), and the ratio is taken anew, many
+times over. With one repeat the interval knows nothing of the machine's drift.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -72,9 +74,9 @@ def ratios(pairs: Sequence[Pair], seed: int = 0) -> list[Ratio]:
     found: list[Ratio] = []
     for metric, of in measure.METRICS.items():
         for kind in kinds:
-            blocks = [block for pair in pairs for block in _blocks(pair, kind, of)]
+            repeats = [blocks for pair in pairs if (blocks := _blocks(pair, kind, of))]
             for name, statistic in STATISTICS.items():
-                found += _ratio(blocks, metric, name, statistic, kind, seed)
+                found += _ratio(repeats, metric, name, statistic, kind, seed)
     return found
 
 
@@ -91,21 +93,33 @@ def _blocks(pair: Pair, kind: str, of: Callable[[Record], float]) -> list[Floats
 
 
 def _ratio(
-    blocks: Sequence[Floats], metric: str, name: str, statistic: Statistic, kind: str, seed: int
+    repeats: Sequence[Sequence[Floats]],
+    metric: str,
+    name: str,
+    statistic: Statistic,
+    kind: str,
+    seed: int,
 ) -> list[Ratio]:
-    if not blocks:
+    if not repeats:
         return []
-    values = np.concatenate(blocks, axis=1)
+    values = np.concatenate([block for blocks in repeats for block in blocks], axis=1)
     a, b = statistic(values[0]), statistic(values[1])
     low = high = float("nan")
-    if len(blocks) > 1:
+    if sum(map(len, repeats)) > 1:
         draw = np.random.default_rng(seed)
         drawn = np.empty(DRAWS)
         for number in range(DRAWS):
-            sample = np.concatenate([blocks[i] for i in draw.integers(0, len(blocks), len(blocks))], axis=1)
+            sample = np.concatenate(list(_redrawn(repeats, draw)), axis=1)
             drawn[number] = statistic(sample[1]) / statistic(sample[0])
         low, high = np.percentile(drawn, (50 * (1 - LEVEL), 50 * (1 + LEVEL))).tolist()
     return [Ratio(metric, name, kind, a, b, b / a, low, high, values.shape[1])]
+
+
+def _redrawn(repeats: Sequence[Sequence[Floats]], draw: np.random.Generator) -> Iterator[Floats]:
+    for repeat in draw.integers(0, len(repeats), len(repeats)):
+        blocks = repeats[repeat]
+        for block in draw.integers(0, len(blocks), len(blocks)):
+            yield blocks[block]
 
 
 def throughput(a: Sequence[Run], b: Sequence[Run]) -> Ratio | None:

@@ -1,6 +1,7 @@
 """Runs put in order: by target and rate, repeats together."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -102,7 +103,7 @@ def rate_at_limit(cells: Sequence[Cell]) -> float | None:
     limit = cells[0].limit
     if limit is None:
         return None
-    for (before, low), (after, high) in zip(points, points[1:], strict=False):
+    for (before, low), (after, high) in pairwise(points):
         if low <= limit < high:
             return before + (after - before) * (limit - low) / (high - low)
     return None

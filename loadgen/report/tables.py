@@ -137,7 +137,7 @@ def warnings(cells: Sequence[Cell]) -> Iterator[str]:
         for what, count in sorted(summary.failures.items()):
             yield f"{cell.name}: {count} of {summary.requests} requests failed: {what}{_detail(cell, what)}"
         if summary.failures.get("unfinished"):
-            yield f"{cell.name}: latencies leave out those that were unfinished, and so look better than they are"
+            yield f"{cell.name}: latencies leave out the unfinished, and so look better than they are"
         if any(run.end.aborted for run in cell.runs):
             yield f"{cell.name}: stopped before its end"
         if summary.late_p99 > LATE_S:
@@ -156,9 +156,9 @@ def _lengths(cell: Cell, summary: Summary) -> Iterator[str]:
     if summary.output_errors:
         yield f"{cell.name}: {summary.output_errors} answers were not as long as the workload wants"
     if summary.guessed:
-        yield f"{cell.name}: the server does not count tokens: {summary.guessed} answers taken for one a chunk"
+        yield f"{cell.name}: no token counts from the server: {summary.guessed} answers taken for one a chunk"
     if summary.tokens_per_chunk > 1.05:
         yield (
-            f"{cell.name}: {summary.tokens_per_chunk:.1f} tokens a chunk: TBT is the gap between chunks, which is "
-            "what a reader sees, and larger than that between tokens"
+            f"{cell.name}: {summary.tokens_per_chunk:.1f} tokens a chunk: TBT is the gap between chunks, "
+            "which is what a reader sees, and larger than that between tokens"
         )
