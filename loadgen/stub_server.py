@@ -8,6 +8,7 @@ For tests of the client, and to measure what the client itself costs.
 import asyncio
 import contextlib
 import json
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,6 +27,9 @@ def event(body: dict[str, Any]) -> bytes:
 
 DONE = b"data: [DONE]\n\n"
 
+_WORDS = re.compile(r"\w+|[^\w\s]")
+"""Its tokens of a prompt."""
+
 
 def token(text: str = " a", ids: list[int] | None = None, finish: str | None = None) -> bytes:
     """A chunk of a completion."""
@@ -42,7 +46,7 @@ async def at_once(body: dict[str, Any], send: Send) -> None:
     """All tokens in one part."""
     count = body["max_tokens"]
     tokens = [token() for _ in range(count - 1)] + [token(finish="length")]
-    await send(b"".join(tokens) + usage(len(str(body.get("prompt", "")).split()), count) + DONE)
+    await send(b"".join(tokens) + usage(len(_WORDS.findall(str(body.get("prompt")))), count) + DONE)
 
 
 class StubServer:

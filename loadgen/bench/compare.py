@@ -24,18 +24,38 @@ DRAWS = 2000
 LEVEL = 0.95
 
 Floats = npt.NDArray[np.float64]
-Statistic = Callable[[Floats], float]
+Counts = npt.NDArray[np.int64]
 
 
-def _p95(values: Floats) -> float:
-    return float(np.percentile(values, 95))
+class Mean:
+    name = "mean"
+
+    @staticmethod
+    def of(values: Floats) -> float:
+        return float(values.mean())
+
+    @staticmethod
+    def redrawn(values: Floats, block: Counts, times: Floats) -> Floats:
+        """Of each draw. block: of each value; times: that each block was drawn, shape [draws, blocks]"""
+        sizes = np.bincount(block, minlength=times.shape[1])
+        return (times @ np.bincount(block, values, times.shape[1])) / (times @ sizes)
 
 
-def _mean(values: Floats) -> float:
-    return float(values.mean())
+class P95:
+    name = "P95"
+
+    @staticmethod
+    def of(values: Floats) -> float:
+        return float(np.percentile(values, 95))
+
+    @staticmethod
+    def redrawn(values: Floats, block: Counts, times: Floats) -> Floats:
+        order = np.argsort(values)
+        below = np.cumsum(times[:, block[order]], axis=1)
+        return values[order][(below >= 0.95 * below[:, -1:]).argmax(axis=1)]
 
 
-STATISTICS: dict[str, Statistic] = {"mean": _mean, "P95": _p95}
+STATISTICS = (Mean, P95)
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -75,8 +95,8 @@ def ratios(pairs: Sequence[Pair], seed: int = 0) -> list[Ratio]:
     for metric, of in measure.METRICS.items():
         for kind in kinds:
             repeats = [blocks for pair in pairs if (blocks := _blocks(pair, kind, of))]
-            for name, statistic in STATISTICS.items():
-                found += _ratio(repeats, metric, name, statistic, kind, seed)
+            if repeats:
+                found += _ratios(repeats, metric, kind, seed)
     return found
 
 
@@ -92,34 +112,32 @@ def _blocks(pair: Pair, kind: str, of: Callable[[Record], float]) -> list[Floats
     return [part for part in parts if part.shape[1]]
 
 
-def _ratio(
-    repeats: Sequence[Sequence[Floats]],
-    metric: str,
-    name: str,
-    statistic: Statistic,
-    kind: str,
-    seed: int,
-) -> list[Ratio]:
-    if not repeats:
-        return []
-    values = np.concatenate([block for blocks in repeats for block in blocks], axis=1)
-    a, b = statistic(values[0]), statistic(values[1])
-    low = high = float("nan")
-    if sum(map(len, repeats)) > 1:
-        draw = np.random.default_rng(seed)
-        drawn = np.empty(DRAWS)
-        for number in range(DRAWS):
-            sample = np.concatenate(list(_redrawn(repeats, draw)), axis=1)
-            drawn[number] = statistic(sample[1]) / statistic(sample[0])
-        low, high = np.percentile(drawn, (50 * (1 - LEVEL), 50 * (1 + LEVEL))).tolist()
-    return [Ratio(metric, name, kind, a, b, b / a, low, high, values.shape[1])]
+def _ratios(repeats: Sequence[Sequence[Floats]], metric: str, kind: str, seed: int) -> Iterator[Ratio]:
+    blocks = [block for repeat in repeats for block in repeat]
+    a, b = np.concatenate(blocks, axis=1)
+    number = np.repeat(np.arange(len(blocks)), [block.shape[1] for block in blocks])
+    times = _times_drawn([len(repeat) for repeat in repeats], np.random.default_rng(seed))
+    for statistic in STATISTICS:
+        low = high = float("nan")
+        if len(blocks) > 1:
+            drawn = statistic.redrawn(b, number, times) / statistic.redrawn(a, number, times)
+            low, high = np.percentile(drawn, (50 * (1 - LEVEL), 50 * (1 + LEVEL))).tolist()
+        of_a, of_b = statistic.of(a), statistic.of(b)
+        yield Ratio(metric, statistic.name, kind, of_a, of_b, of_b / of_a, low, high, len(a))
 
 
-def _redrawn(repeats: Sequence[Sequence[Floats]], draw: np.random.Generator) -> Iterator[Floats]:
-    for repeat in draw.integers(0, len(repeats), len(repeats)):
-        blocks = repeats[repeat]
-        for block in draw.integers(0, len(blocks), len(blocks)):
-            yield blocks[block]
+def _times_drawn(sizes: Sequence[int], draw: np.random.Generator) -> Floats:
+    """How often each block is in each draw, shape [DRAWS, blocks]. sizes: blocks of each repeat
+
+    A repeat that was drawn k times has its blocks drawn k times over.
+    """
+    even = np.full(len(sizes), 1 / len(sizes))
+    repeats = draw.multinomial(len(sizes), even, DRAWS)
+    columns = [
+        draw.multinomial(repeats[:, place] * size, np.full(size, 1 / size))
+        for place, size in enumerate(sizes)
+    ]
+    return np.concatenate(columns, axis=1).astype(np.float64)
 
 
 def throughput(a: Sequence[Run], b: Sequence[Run]) -> Ratio | None:

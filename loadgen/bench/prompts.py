@@ -63,8 +63,8 @@ class FileCounter:
 
 
 class WordCounter:
-    """Takes words and punctuation for a token each, where nobody can be asked; the server's usage shows how far
-    off that is.
+    """Takes words and punctuation for a token each, where nobody can be asked; the server's usage tells how
+    far off that is.
     """
 
     name = "words"

@@ -120,7 +120,7 @@ class Benchmark(Part, frozen=True):
     warm_up: requests before each run, not measured
     """
 
-    targets: dict[str, Target]
+    targets: dict[str, Target] = {}
     workload: Workload = Workload()
     rates: tuple[Above0 | Point, ...] = (1.0,)
     requests: Positive = 100

@@ -15,7 +15,7 @@ import msgspec
 from tqdm import tqdm
 
 from loadgen.bench.client import Client, session
-from loadgen.bench.measure import Spread, capacity, completed, gaps
+from loadgen.bench.measure import Spread, capacity, completed, per_token, tpot
 from loadgen.bench.play import Player
 from loadgen.bench.probe import Found, ProbeError, probe, warm_up
 from loadgen.bench.record import OK, End, Header, Record, Run, RunFile
@@ -36,15 +36,16 @@ class Visit:
         self.stop = stop
 
     async def lone_iteration(self, requests: int) -> float:
-        """Seconds between two tokens of a request that is alone, median. Raises ProbeError."""
+        """Seconds between two tokens of a request that is alone, median over requests. Raises ProbeError."""
         records: list[Record] = []
         for number in range(requests):
             talk = Talk(0.0, (Ask(0, "lone", "", LONE_PROMPT, LONE_OUTPUT),))
             await self._play([talk], ("lone", number), records.append)
-        each = Spread.of(gap for record in completed(records) for gap in gaps(record))
-        if not each.count:
+        done = completed(records)
+        if not done:
             raise ProbeError(f"{self.name}: no answer to requests that were alone: {_first_failure(records)}")
-        return each.p50
+        # A server that sends an answer in one piece does not show its iterations: the prompt is in it then.
+        return Spread.of(tpot(record) or per_token(record) for record in done).p50
 
     async def capacity(self, requests: int) -> float:
         """Requests a second of the workload when all arrive at once. Raises ProbeError."""

@@ -47,12 +47,13 @@ def _run(options: argparse.Namespace) -> int:
 def _draw(options: argparse.Namespace, cells: "list[results.Cell]") -> None:
     from loadgen.report import figures, page
 
-    drawn = list(figures.draw(cells))
+    wanted = {"svg": options.html, "png": options.png}
+    drawn = list(figures.draw(cells, [form for form, place in wanted.items() if place is not None]))
     try:
         if options.png is not None:
             options.png.mkdir(parents=True, exist_ok=True)
             for figure in drawn:
-                (options.png / f"{figure.name}.png").write_bytes(figure.png)
+                (options.png / f"{figure.name}.png").write_bytes(figure.pictures["png"])
         if options.html is not None:
             options.html.write_text(page.render(cells, drawn), encoding="utf-8")
     except OSError as error:

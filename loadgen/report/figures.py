@@ -3,7 +3,6 @@
 import importlib
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -25,12 +24,11 @@ BINS = 60
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """name: of its file; title: above it; svg, png: the picture"""
+    """name: of its file; title: above it; pictures: by form"""
 
     name: str
     title: str
-    svg: bytes
-    png: bytes
+    pictures: dict[str, bytes]
 
 
 def require() -> None:
@@ -43,9 +41,14 @@ def require() -> None:
         ) from None
 
 
-def draw(cells: Sequence[Cell]) -> Iterator[Figure]:
-    """All that there is to show. Raises ConfigError."""
+def draw(cells: Sequence[Cell], forms: Sequence[str] = ("svg",)) -> Iterator[Figure]:
+    """All that there is to show. forms: svg, png. Raises ConfigError."""
     require()
+    for figure in _all(cells):
+        yield figure.drawn(forms)
+
+
+def _all(cells: Sequence[Cell]) -> Iterator["_Sheet"]:
     if any(len({cell.x for cell in mine}) > 1 for mine in targets(cells).values()):
         yield over_rate(cells)
         if measure.by_kind(cells[0].records):
@@ -64,37 +67,35 @@ def _by_rate(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 class _Sheet:
-    """Axes, shape [rows, columns]; becomes a Figure."""
+    """Axes, shape [rows, columns], and what becomes of them. width, height: inches of one panel"""
 
-    def __init__(self, figure: Any, axes: Any) -> None:
-        self._figure, self.axes = figure, axes
+    def __init__(self, name: str, title: str, shape: tuple[int, int], size: tuple[float, float], **more: Any):
+        importlib.import_module("matplotlib").use("agg")  # no display needed
+        self._pyplot: Any = importlib.import_module("matplotlib.pyplot")
+        self.name, self.title = name, title
+        (rows, columns), (width, height) = shape, size
+        inches = (width * columns, height * rows)
+        self._figure, self.axes = self._pyplot.subplots(
+            rows, columns, figsize=inches, layout="constrained", squeeze=False, **more
+        )
 
-    def finish(self, name: str, title: str) -> Figure:
-        return Figure(name, title, self._as("svg"), self._as("png"))
-
-    def _as(self, form: str) -> bytes:
-        buffer = io.BytesIO()
-        self._figure.savefig(buffer, format=form, dpi=120)
-        return buffer.getvalue()
-
-
-@contextmanager
-def _sheet(rows: int, columns: int, width: float, height: float, **more: Any) -> Iterator[_Sheet]:
-    """width, height: inches of one panel"""
-    importlib.import_module("matplotlib").use("agg")  # no display needed
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    size = (width * columns, height * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **more)
-    try:
-        yield _Sheet(figure, axes)
-    finally:
-        pyplot.close(figure)
+    def drawn(self, forms: Sequence[str]) -> Figure:
+        """Closes it."""
+        pictures: dict[str, bytes] = {}
+        for form in forms:
+            buffer = io.BytesIO()
+            self._figure.savefig(buffer, format=form, dpi=120)
+            pictures[form] = buffer.getvalue()
+        self._pyplot.close(self._figure)
+        return Figure(self.name, self.title, pictures)
 
 
 def _logarithmic(axis: Any, values: Sequence[float]) -> None:
     """With plain numbers as labels; linear where a decade would hold one label at most."""
     positive = [value for value in values if value > 0]
     if not positive or max(positive) < 4 * min(positive):
+        if axis.axis_name == "y":
+            axis.axes.set_ylim(0, None)
         return
     ticker: Any = importlib.import_module("matplotlib.ticker")
     {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]("log")
@@ -107,7 +108,7 @@ def _logarithmic(axis: Any, values: Sequence[float]) -> None:
 # ---------------------------------------------------------------- over the rate
 
 
-def over_rate(cells: Sequence[Cell]) -> Figure:
+def over_rate(cells: Sequence[Cell]) -> _Sheet:
     """Latency per output token, TTFT, throughput and goodput over the rate, a line per target."""
     panels: list[tuple[str, Callable[[measure.Summary], float], str]] = [
         ("latency per output token, mean, s", lambda summary: summary.per_token.mean, "y"),
@@ -118,33 +119,33 @@ def over_rate(cells: Sequence[Cell]) -> Figure:
         ("requests that met the objective, %", lambda summary: 100 * summary.met, ""),
     ]
     summaries = {cell.name: cell.summary() for cell in cells}
-    with _sheet(2, 3, 4.0, 3.2) as sheet:
-        for panel, (label, of, scale) in zip(sheet.axes.flatten(), panels, strict=True):
-            values = _lines(panel, cells, lambda cell, of=of: of(summaries[cell.name]))
-            panel.set(xlabel=_rate_label(cells), ylabel=label)
-            if scale:
-                _logarithmic(panel.yaxis, values)
-            else:
-                panel.set_ylim(0, None)
-        for panel in sheet.axes[0][:2]:
-            _limit(panel.axhline, cells)
-        sheet.axes[0][0].legend(fontsize=8)
-        return sheet.finish("over-rate", "Over the rate of requests")
+    sheet = _Sheet("over-rate", "Over the rate of requests", (2, 3), (4.0, 3.2))
+    for panel, (label, of, scale) in zip(sheet.axes.flatten(), panels, strict=True):
+        values = _lines(panel, cells, lambda cell, of=of: of(summaries[cell.name]))
+        panel.set(xlabel=_rate_label(cells), ylabel=label)
+        if scale:
+            _logarithmic(panel.yaxis, values)
+        else:
+            panel.set_ylim(0, None)
+    for panel in sheet.axes[0][:2]:
+        _limit(panel.axhline, cells)
+    sheet.axes[0][0].legend(fontsize=8)
+    return sheet
 
 
-def by_class(cells: Sequence[Cell]) -> Figure:
+def by_class(cells: Sequence[Cell]) -> _Sheet:
     """Completion time of each class over the rate: mean above, P95 below."""
     kinds = list(dict.fromkeys(kind for cell in cells for kind in measure.by_kind(cell.records)))
-    with _sheet(2, len(kinds), 4.0, 3.2) as sheet:
-        for column, kind in enumerate(kinds):
-            summaries = {cell.name: cell.summary(kind).jct for cell in cells}
-            for row, (word, field) in enumerate((("mean", "mean"), ("P95", "p95"))):
-                panel = sheet.axes[row][column]
-                values = _lines(panel, cells, lambda cell, f=field, s=summaries: getattr(s[cell.name], f))
-                panel.set(xlabel=_rate_label(cells), ylabel=f"JCT, {word}, s", title=kind)
-                _logarithmic(panel.yaxis, values)
-        sheet.axes[0][0].legend(fontsize=8)
-        return sheet.finish("by-class", "Completion time (due to last token) by class")
+    sheet = _Sheet("by-class", "Completion time (due to last token) by class", (2, len(kinds)), (4.0, 3.2))
+    for column, kind in enumerate(kinds):
+        summaries = {cell.name: cell.summary(kind).jct for cell in cells}
+        for row, (word, field) in enumerate((("mean", "mean"), ("P95", "p95"))):
+            panel = sheet.axes[row][column]
+            values = _lines(panel, cells, lambda cell, f=field, s=summaries: getattr(s[cell.name], f))
+            panel.set(xlabel=_rate_label(cells), ylabel=f"JCT, {word}, s", title=kind)
+            _logarithmic(panel.yaxis, values)
+    sheet.axes[0][0].legend(fontsize=8)
+    return sheet
 
 
 def _lines(panel: Any, cells: Sequence[Cell], of: Callable[[Cell], float]) -> list[float]:
@@ -171,29 +172,29 @@ def _limit(line: Callable[..., Any], cells: Sequence[Cell]) -> None:
 # ---------------------------------------------------------------- distributions
 
 
-def distributions(cells: Sequence[Cell], name: str) -> Figure:
+def distributions(cells: Sequence[Cell], name: str) -> _Sheet:
     """What share of requests (or gaps) took at most so long, a line per target."""
-    with _sheet(1, 4, 3.6, 3.3) as sheet:
-        panels = sheet.axes[0]
-        for number, cell in enumerate(cells):
-            done = measure.completed(cell.records)
-            drawn = (
-                [measure.ttft(each) for each in done],
-                [gap for each in done for gap in measure.gaps(each)],
-                [measure.per_token(each) for each in done],
-                [measure.jct(each) for each in done],
-            )
-            for panel, values in zip(panels, drawn, strict=True):
-                _curve(panel, values, cell.target, COLOURS[number % len(COLOURS)])
-        labels = ("TTFT, s", "TBT, s", "latency per output token, s", "JCT, s")
-        for panel, label in zip(panels, labels, strict=True):
-            drawn_x = [x for line in panel.lines for x in line.get_xdata()]
-            panel.set(xlabel=label, ylabel="share of gaps" if "TBT" in label else "share of requests")
-            panel.set_ylim(0, 1.02)
-            _logarithmic(panel.xaxis, drawn_x)
-        _limit(panels[2].axvline, cells)
-        panels[0].legend(fontsize=8)
-        return sheet.finish(name, f"Distributions, {_at(cells[0])}")
+    sheet = _Sheet(name, f"Distributions, {_at(cells[0])}", (1, 4), (3.6, 3.3))
+    panels = sheet.axes[0]
+    for number, cell in enumerate(cells):
+        done = measure.completed(cell.records)
+        drawn = (
+            [measure.ttft(each) for each in done],
+            [gap for each in done for gap in measure.gaps(each)],
+            [measure.per_token(each) for each in done],
+            [measure.jct(each) for each in done],
+        )
+        for panel, values in zip(panels, drawn, strict=True):
+            _curve(panel, values, cell.target, COLOURS[number % len(COLOURS)])
+    labels = ("TTFT, s", "TBT, s", "latency per output token, s", "JCT, s")
+    for panel, label in zip(panels, labels, strict=True):
+        drawn_x = [x for line in panel.lines for x in line.get_xdata()]
+        panel.set(xlabel=label, ylabel="share of gaps" if "TBT" in label else "share of requests")
+        panel.set_ylim(0, 1.02)
+        _logarithmic(panel.xaxis, drawn_x)
+    _limit(panels[2].axvline, cells)
+    panels[0].legend(fontsize=8)
+    return sheet
 
 
 def _curve(panel: Any, values: Sequence[float], label: str, colour: str) -> None:
@@ -211,25 +212,27 @@ def _at(cell: Cell) -> str:
 # ---------------------------------------------------------------- timeline
 
 
-def timeline(cell: Cell, name: str) -> Figure:
+def timeline(cell: Cell, name: str) -> _Sheet:
     """The first repeat: each request from when it was due, then what was open and generated at each time."""
     records = cell.runs[0].records
     kinds = list(dict.fromkeys(record.kind for record in records))
-    with _sheet(3, 1, 10.0, 2.4, sharex=True, height_ratios=(2.2, 1, 1)) as sheet:
-        lanes, count, tokens = sheet.axes[:, 0]
-        for number, record in enumerate(records):
-            _lane(lanes, number, record, COLOURS[kinds.index(record.kind) % len(COLOURS)])
-        for number, kind in enumerate(kinds):
-            lanes.plot([], [], color=COLOURS[number % len(COLOURS)], linewidth=3, label=f"{kind}, answer")
-        lanes.plot([], [], color="#cccccc", linewidth=3, label="due, no token yet")
-        if any(record.outcome != OK for record in records):
-            lanes.plot([], [], "x", color="red", label="failed")
-        lanes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        lanes.set(ylabel="request", ylim=(len(records), -1))
-        _open(count, records)
-        _generated(tokens, records)
-        tokens.set(xlabel="time, s", ylabel="output tokens/s", ylim=(0, None))
-        return sheet.finish(name, f"Timeline, {cell.name}")
+    sheet = _Sheet(
+        name, f"Timeline, {cell.name}", (3, 1), (10.0, 2.4), sharex=True, height_ratios=(2.2, 1, 1)
+    )
+    lanes, count, tokens = sheet.axes[:, 0]
+    for number, record in enumerate(records):
+        _lane(lanes, number, record, COLOURS[kinds.index(record.kind) % len(COLOURS)])
+    for number, kind in enumerate(kinds):
+        lanes.plot([], [], color=COLOURS[number % len(COLOURS)], linewidth=3, label=f"{kind}, answer")
+    lanes.plot([], [], color="#cccccc", linewidth=3, label="due, no token yet")
+    if any(record.outcome != OK for record in records):
+        lanes.plot([], [], "x", color="red", label="failed")
+    lanes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    lanes.set(ylabel="request", ylim=(len(records), -1))
+    _open(count, records)
+    _generated(tokens, records)
+    tokens.set(xlabel="time, s", ylabel="output tokens/s", ylim=(0, None))
+    return sheet
 
 
 def _lane(panel: Any, y: int, record: Record, colour: str) -> None:

@@ -21,9 +21,9 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 118,GPT-4,417,0,417,API log
 120.5,GPT-4,417,276,693,API log
 """
-BURSTGPT_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,7,1.5,ChatGPT,472,18,490,Conversation log
-45,7,9.25,ChatGPT,1087,230,1317,Conversation log
+BURSTGPT_SESSIONS = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Log Type
+5,7,1.5,ChatGPT,472,18,Conversation log
+45,7,9.25,ChatGPT,1087,230,Conversation log
 """
 RELATIVE = "timestamp_s,input_len,output_len\n5.0,374,44\n9.25,396,109\n"
 MOONCAKE = """{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
@@ -81,7 +81,7 @@ def test_order_and_empty_rows() -> None:
         ("Timestamp,Model,Request tokens\n5,GPT-4,3\n", r"t:2: none of output_len"),
         ("input_len,output_len\r\n1,2\r\n1,\r\n", r"t:3: output_len is ''"),
         ('{"timestamp": 0, "input_length": null, "output_length": 1}\n', r"t:1: input_length is None"),
-        ("{\"timestamp\": 0}\n", r"t:1: none of input_len"),
+        ('{"timestamp": 0}\n', r"t:1: none of input_len"),
         ("[1, 2]\n", r"t:1: no column"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1}\n{oops\n', r"t:2: not JSON"),
         ("input_len,output_len\n0,0\n", r"t: no requests"),

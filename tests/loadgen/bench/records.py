@@ -37,7 +37,9 @@ def failed(index: int, scheduled: float, outcome: str, **more: Any) -> Record:
     return Record(index=index, scheduled=scheduled, outcome=outcome, **{**fields, **more})
 
 
-def run(records: list[Record], target: str = "server", rate: float = 1.0, repeat: int = 0, **more: Any) -> Run:
+def run(
+    records: list[Record], target: str = "server", rate: float = 1.0, repeat: int = 0, **more: Any
+) -> Run:
     benchmark = msgspec.structs.replace(BENCHMARK, targets={target: Target(url="http://server")})
     header = Header(target, rate, None, repeat, repeat, msgspec.to_builtins(benchmark), {}, {}, "2026-01-01")
     for name, value in more.items():

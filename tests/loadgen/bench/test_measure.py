@@ -32,7 +32,9 @@ def test_a_chunk_of_several_tokens_is_one_gap_and_its_tokens_count_in_tpot() -> 
     record = answered(0, 0.0, [1.0, 3.0, 4.0], output=9, chunk_tokens=[4, 4, 1])
     summary = summarise([record], Objective())
     assert (summary.tbt.count, summary.tbt.mean) == (2, 1.5)
-    assert summary.tpot.mean == pytest.approx(3 / 5)  # three seconds for the five tokens after the first chunk
+    assert summary.tpot.mean == pytest.approx(
+        3 / 5
+    )  # three seconds for the five tokens after the first chunk
     assert summary.tokens_per_chunk == 3.0
     assert summary.per_token.mean == pytest.approx(4 / 9)
 

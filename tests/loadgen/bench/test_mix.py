@@ -92,7 +92,9 @@ def test_conversations_stop_before_they_are_too_long(tmp_path: Path) -> None:
     table = tmp_path / "turns.csv"
     rows = ["conv_id,turn,context_len,new_prompt_len,output_len", "0,0,10,10,5", "0,1,25,10,5", "1,0,9,9,9"]
     table.write_text("\n".join(rows))
-    talks = schedule(benchmark(conversations=str(table), max_total=29, tenants="100% t"), Point(1.0, 3), 1.0, 5)
+    talks = schedule(
+        benchmark(conversations=str(table), max_total=29, tenants="100% t"), Point(1.0, 3), 1.0, 5
+    )
     assert [[(ask.prompt, ask.output) for ask in talk.asks] for talk in talks] == [
         [(10, 5)],  # its second turn would be 25 + 5 tokens
         [(9, 9)],

@@ -10,14 +10,15 @@ from loadgen.bench.probe import ProbeError, probe
 from loadgen.bench.prompts import FileCounter, Prompts, WordCounter, learn
 from loadgen.bench.settings import Target
 from loadgen.stub_server import DONE, Send, StubServer, served, token, usage
+from services.stage.checkpoint import resolve
+from shared.config import ModelConfig
 from shared.errors import ConfigError
-from tests.system.reference import Reference
 
 LENGTHS = (1, 2, 5, 17, 32, 256, 1000)
 
 
-async def test_exact_by_the_models_own_tokenizer(reference: Reference) -> None:
-    counter = FileCounter(str(reference.folder))
+async def test_exact_by_the_models_own_tokenizer() -> None:
+    counter = FileCounter(str(resolve(ModelConfig(), lambda text, fraction: None)))
     prompts = Prompts(await learn(counter))
     for tokens, number in itertools.product(LENGTHS, range(20)):
         assert await counter.count(prompts.text(tokens, (number,))) == tokens
