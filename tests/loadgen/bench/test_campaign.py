@@ -247,7 +247,14 @@ def test_mistakes_on_the_command_line(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", sorted(Path("loadgen/configs").glob("*.yaml")), ids=lambda file: file.name)
+LOADGEN = Path(command.__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "file",
+    sorted([*(LOADGEN / "configs").glob("*.yaml"), *(LOADGEN / "peers").glob("*.yaml")]),
+    ids=lambda file: file.name,
+)
 def test_the_files_that_come_with_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert skipjoin("compare", "--config", str(file), "--dry-run") == 0
     assert "targets:" in capsys.readouterr().out
