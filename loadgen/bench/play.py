@@ -50,6 +50,7 @@ class Player:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_words = ABORTED
         self._asked = 0
+        self._defect: BaseException | None = None
 
     @property
     def open(self) -> int:
@@ -71,12 +72,14 @@ class Player:
                     break
                 task = asyncio.create_task(self._talk(number, talk))
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(self._over)
             await self._drain(stopped)
         finally:
             stopped.cancel()
             await self._cancel()
             gc.unfreeze()
+        if self._defect is not None:
+            raise self._defect
         total = sum(len(talk.asks) for talk in talks)
         return End(self._client.now(), self._stop.is_set(), total - self._asked)
 
@@ -96,12 +99,17 @@ class Player:
             self._last_words = UNFINISHED
 
     async def _cancel(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        results = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        """What a request can suffer is in its record; an exception is a defect of ours, and ends the run."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._defect = task.exception()
+            self._stop.set()
 
     async def _talk(self, number: int, talk: Talk) -> None:
         due = talk.at

@@ -18,6 +18,9 @@ PROBED = (24, 40, 72, 136)
 UNKNOWN_FIELD = (400, 422)
 """How servers refuse a field that they do not know."""
 
+QUICK = aiohttp.ClientTimeout(total=30)
+"""For what takes no model."""
+
 ANSWER_S = 300.0
 """Some load their model at the first request."""
 
@@ -53,10 +56,10 @@ async def probe(http: aiohttp.ClientSession, url: str, target: Target) -> Found:
 async def _first_model(http: aiohttp.ClientSession, url: str) -> str:
     text = ""
     try:
-        async with http.get("/v1/models") as response:
+        async with http.get("/v1/models", timeout=QUICK) as response:
             text = await response.text()
             return msgspec.json.decode(text)["data"][0]["id"]
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise ProbeError(f"{url}: no answer ({type(error).__name__}: {error})") from None
     except (msgspec.DecodeError, LookupError, TypeError):
         raise ProbeError(
@@ -114,11 +117,11 @@ class _ServerCounter:
             | ({"add_special_tokens": False} if self._field == "prompt" else {})
         )
         try:
-            async with self._http.post("/tokenize", data=body) as response:
+            async with self._http.post("/tokenize", data=body, timeout=QUICK) as response:
                 if response.status != 200:
                     raise ProbeError(f"/tokenize: {response.status}")
                 return len(msgspec.json.decode(await response.read())["tokens"])
-        except (aiohttp.ClientError, msgspec.DecodeError, LookupError, TypeError) as error:
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, LookupError, TypeError) as error:
             raise ProbeError(f"/tokenize: {error}") from None
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import platform
+import resource
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from loadgen.bench.settings import Benchmark, Point, Target
 LONE_PROMPT, LONE_OUTPUT = 64, 64
 """Tokens of the requests that run alone."""
 
+SPARE_FILES = 256
+"""Open files that are no connections of the load."""
+
 
 class Visit:
     """stop: set by Ctrl-C or SIGTERM; what is under way is cancelled then, and written"""
@@ -36,23 +40,29 @@ class Visit:
         self.stop = stop
 
     async def lone_iteration(self, requests: int) -> float:
-        """Seconds between two tokens of a request that is alone, median over requests. Raises ProbeError."""
+        """Seconds between two tokens of a request that is alone, median over requests. Raises ProbeError.
+
+        NaN if the visit was stopped.
+        """
         records: list[Record] = []
         for number in range(requests):
             talk = Talk(0.0, (Ask(0, "lone", "", LONE_PROMPT, LONE_OUTPUT),))
             await self._play([talk], ("lone", number), records.append)
         done = completed(records)
-        if not done:
+        if not done and not self.stop.is_set():
             raise ProbeError(f"{self.name}: no answer to requests that were alone: {_first_failure(records)}")
         # A server that sends an answer in one piece does not show its iterations: the prompt is in it then.
         return Spread.of(tpot(record) or per_token(record) for record in done).p50
 
     async def capacity(self, requests: int) -> float:
-        """Requests a second of the workload when all arrive at once. Raises ProbeError."""
+        """Requests a second of the workload when all arrive at once; NaN if the visit was stopped.
+
+        Raises ProbeError.
+        """
         talks = schedule(self.benchmark, Point(1.0, requests), 1e9, self.benchmark.seed)
         records: list[Record] = []
         await self._play(talks, ("capacity", self.benchmark.seed), records.append, "capacity")
-        if not completed(records):
+        if not completed(records) and not self.stop.is_set():
             raise ProbeError(f"{self.name}: no answer under load: {_first_failure(records)}")
         return capacity(records)
 
@@ -102,6 +112,7 @@ async def visit(benchmark: Benchmark, name: str, url: str) -> AsyncIterator[Visi
     """Connected and probed. Raises ProbeError, ConfigError."""
     target = benchmark.targets[name]
     with_tokenizer = _with_tokenizer(target)
+    _allow_connections(benchmark.limits.concurrency)
     async with session(url, target) as http:
         found = await probe(http, url, with_tokenizer)
         with _stopping() as stop:
@@ -120,27 +131,33 @@ def _with_tokenizer(target: Target) -> Target:
     return msgspec.structs.replace(target, tokenizer=str(resolve(model, lambda text, fraction: None)))
 
 
-class _stopping:
+@contextmanager
+def _stopping() -> Iterator[asyncio.Event]:
     """An event that the first Ctrl-C or SIGTERM sets; the second one ends the process as usual."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
 
-    def __enter__(self) -> asyncio.Event:
-        self._loop = asyncio.get_running_loop()
-        event = asyncio.Event()
-
-        def stop() -> None:
-            event.set()
-            self._restore()
-
+    def restore() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, stop)
-        return event
+            loop.remove_signal_handler(number)
 
-    def __exit__(self, *_: object) -> None:
-        self._restore()
+    def stop() -> None:
+        event.set()
+        restore()
 
-    def _restore(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield event
+    finally:
+        restore()
+
+
+def _allow_connections(wanted: int) -> None:
+    """As many open files as the system lets us have: the usual limit of 1024 is `limits.concurrency` alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + SPARE_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + SPARE_FILES, hard), hard))
 
 
 def _first_failure(records: list[Record]) -> str:

@@ -22,6 +22,7 @@ def markdown(table: Table) -> str:
 def overview(cells: Sequence[Cell]) -> Table:
     """A row per target and rate."""
     kinds = list(dict.fromkeys(kind for cell in cells for kind in measure.by_kind(cell.records)))
+    tenants = len({record.tenant for cell in cells for record in cell.records}) > 1
     table: Table = [
         [
             "target",
@@ -35,6 +36,7 @@ def overview(cells: Sequence[Cell]) -> Table:
             *([] if kinds else ["JCT, s: mean / P95"]),
             "tokens/s",
             *(["goodput, req/s (share)"] if _has_objective(cells) else []),
+            *(["worst ÷ best tenant"] if tenants else []),
         ]
     ]
     for cell in cells:
@@ -53,6 +55,7 @@ def overview(cells: Sequence[Cell]) -> Table:
                 *(f"{each.jct.mean:.2f} / {each.jct.p95:.2f}" for each in by_kind),
                 f"{all_of.output_rate:.1f}",
                 *([f"{all_of.goodput:.2f} ({all_of.met:.0%})"] if _has_objective(cells) else []),
+                *(["-" if all_of.fairness is None else f"{all_of.fairness:.2f}"] if tenants else []),
             ]
         )
     return table

@@ -74,7 +74,9 @@ def test_bench_writes_what_report_reads(
     assert (
         skipjoin("report", str(out), "--html", str(tmp_path / "r.html"), "--png", str(tmp_path / "png")) == 0
     )
-    assert "goodput, req/s" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "goodput, req/s" in printed
+    assert "worst ÷ best tenant" in printed
     assert (tmp_path / "r.html").stat().st_size > 10_000
     assert (tmp_path / "png" / "over-rate.png").read_bytes().startswith(b"\x89PNG")
 
@@ -135,6 +137,15 @@ def test_ctrl_c_ends_the_run_and_keeps_it(
     assert {record.outcome for record in run.records} == {"ok", "aborted"}
     assert "stopped before its end" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_configuration_that_does_not_start_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ("--own", "a:nonsense.key=1", "--own", "b:")
+    assert skipjoin("compare", *own, "--mix", "8:2", "--out", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "nonsense" in error
 
 
 # ---------------------------------------------------------------- order and estimate

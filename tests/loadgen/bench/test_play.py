@@ -249,6 +249,19 @@ async def test_unfinished_answers_are_not_awaited_for_ever() -> None:
     assert not end.aborted
 
 
+async def test_a_defect_of_the_client_ends_the_run_and_is_raised() -> None:
+    def broken(record: Record) -> None:
+        raise RuntimeError("disk full")
+
+    far = [*talks(2), Talk(3600.0, (Ask(2, "all", "", 8, 1),))]
+    server = answering(lambda number, send: whole(send))
+    async with served(server) as url, session(url, Target(url=url)) as http:
+        client = Client(http, Endpoint(url, "stub", "completions", True, False), 5)
+        player = Player(client, Prompts(VOCABULARY), Limits(), (0,), broken, asyncio.Event())
+        with pytest.raises(RuntimeError, match="disk full"):
+            await asyncio.wait_for(player.play(far), 30)
+
+
 # ---------------------------------------------------------------- conversations
 
 
