@@ -154,7 +154,7 @@ def _stopping() -> Iterator[asyncio.Event]:
 
 
 def _allow_connections(wanted: int) -> None:
-    """As many open files as the system lets us have: the usual limit of 1024 is `limits.concurrency` alone."""
+    """As many open files as the system gives: the usual limit of 1024 is `limits.concurrency` alone."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + SPARE_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + SPARE_FILES, hard), hard))
