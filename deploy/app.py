@@ -3,17 +3,20 @@
 `serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
 """
 
-import logging
-import sys
 from typing import Any
 
 import msgspec
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 
 from deploy.ingress import own_request_ids
+from deploy.logs import log_to_stderr
+from deploy.placement import compute_environment, on_accelerators, stage_options
+from deploy.ranks import RayRanks
 from shared.config import Config, Tree, parse
+from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
 
@@ -34,7 +37,7 @@ class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
     async def __init__(self, tree: Tree) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
         self._server = EmbeddedNats(parse(tree).nats)
 
@@ -49,7 +52,7 @@ class ServiceDeployment:
     """Any service without an HTTP surface."""
 
     async def __init__(self, kind: str, tree: Tree, *arguments: Any) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         self._service = _service(kind, parse(tree), *arguments)
         await self._service.start()
 
@@ -69,7 +72,7 @@ class GatewayDeployment:
     async def __init__(self, tree: Tree, *others: Any) -> None:
         from services.gateway.service import GatewayService
 
-        _log_to_stderr()
+        log_to_stderr()
         own_request_ids()
         self._service = GatewayService(parse(tree))
         await self._service.start()
@@ -102,7 +105,9 @@ def _service(kind: str, config: Config, *arguments: Any) -> Service:
         case "stage":
             from services.stage.service import StageService
 
-            return StageService(config, *arguments)
+            several = config.parallel.tensor_parallel > 1
+            ranks = RayRanks(config, compute_environment(config)) if several else None
+            return StageService(config, *arguments, processes=ranks)
         case _:
             raise ValueError(f"no service of kind {kind!r}")
 
@@ -123,26 +128,26 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
 
     overrides: Ray Serve deployment options by deployment name, as under `deployments:` in a config file
     embedded_nats: also run the NATS server that `config.nats` describes
+    Raises ConfigError for overrides of deployments that do not exist, or that Ray Serve does not take.
     """
+    config = on_accelerators(config, _cluster_gpus())
     tree: Tree = msgspec.to_builtins(config)
-    threads = str(config.stage.threads)
-    compute = {
-        "num_cpus": 0,
-        "num_gpus": 1 if config.model.device == "cuda" else 0,
-        # Spinning OpenMP workers on shared cores made a step ten times slower.
-        "runtime_env": {"env_vars": {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": threads}},
-    }
+    names: list[str] = []
 
     def deployment(target: type, name: str, **options: Any) -> Any:
-        options = {"ray_actor_options": LIGHT, **HEALTH, **options, **overrides.get(name, {})}
+        names.append(name)
         wrap: Any = serve.deployment  # its overloads do not know classes with an ASGI app
-        return wrap(target).options(name=name, **options)
+        options = _overridden({"ray_actor_options": LIGHT, **HEALTH, **options}, overrides.get(name, {}))
+        try:
+            return wrap(target).options(name=name, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"deployments.{name}: {error}") from None
 
     others = [
         deployment(ServiceDeployment, name).bind(name, tree) for name in ("scheduler", "kvcache", "profiler")
     ]
     others += [
-        deployment(ServiceDeployment, f"stage-{index}", ray_actor_options=compute).bind("stage", tree, index)
+        deployment(ServiceDeployment, f"stage-{index}", **stage_options(config)).bind("stage", tree, index)
         for index in range(config.parallel.pipeline_stages)
     ]
     if embedded_nats:
@@ -155,13 +160,21 @@ def assemble(config: Config, overrides: dict[str, Tree], embedded_nats: bool) ->
         max_ongoing_requests=10_000,  # admission is the gateway's own, with a proper answer
         graceful_shutdown_timeout_s=config.gateway.drain_s + 5.0,
     )
+    unknown = sorted(set(overrides) - set(names))
+    if unknown:
+        raise ConfigError(
+            f"deployments: there is no {', '.join(unknown)} (this application has {', '.join(sorted(names))})"
+        )
     return gateway.bind(tree, *others)
 
 
-def _log_to_stderr() -> None:
-    logger = logging.getLogger("skipjoin")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
+def _overridden(options: Tree, override: Tree) -> Tree:
+    """As Ray Serve applies a config file to what the code says: whole values, not merged."""
+    if override.get("autoscaling_config"):  # which refuses a number of replicas beside it
+        options = {key: value for key, value in options.items() if key != "num_replicas"}
+    return {**options, **override}
+
+
+def _cluster_gpus() -> float:
+    """Of the Ray cluster that this process belongs to; 0 outside of one."""
+    return ray.cluster_resources().get("GPU", 0.0) if ray.is_initialized() else 0.0

@@ -35,8 +35,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     config = commands.add_parser(
         "config",
-        help="print the effective configuration",
-        epilog="example: skipjoin config deploy/local.yaml",
+        help="print the effective configuration, or check it",
+        epilog="example: skipjoin config --check deploy/cluster.yaml",
+    )
+    config.add_argument(
+        "--check",
+        action="store_true",
+        help="say whether the file would run, and what where, without a cluster; status 1 if not",
     )
     for command, run in ((serve, _serve), (config, _config)):
         command.set_defaults(run=run)
@@ -56,8 +61,23 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
+    if options.check:
+        return _check(options)
     print(to_yaml(load(options)[0]), end="")
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from deploy.check import check
+
+    report = check(options.file, options.assignments)
+    for line in report.summary:
+        print(line)
+    for note in report.notes:
+        print(f"note: {note}")
+    for error in report.errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if report.errors else 0
 
 
 if __name__ == "__main__":

@@ -90,10 +90,13 @@ def _check_access(config: Config, console: Console) -> None:
 
 
 def _prepare_model(config: Config, console: Console) -> None:
-    """Before Ray starts, so that a missing model fails in a second and a conversion shows its progress."""
-    from services.stage.checkpoint import resolve
+    """Before Ray starts, so that what cannot work fails in a second, and a download shows its progress."""
+    from services.stage import checkpoint
+    from services.stage.shards import check_heads
 
-    resolve(config.model, lambda text, fraction: console.show("model", text, fraction))
+    folder = checkpoint.resolve(config.model, lambda text, fraction: console.show("model", text, fraction))
+    heads, kv_heads = checkpoint.heads(folder)
+    check_heads(heads, kv_heads, config.parallel.tensor_parallel)
 
 
 async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -> int:
@@ -119,7 +122,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
             _announce(config)
             await stop.wait()
             console.show("gateway", "letting open requests end; once more to stop now")
-            await drain(config, hurry)
+            await drain(config, hurry, await asyncio.to_thread(application.gateways))
     finally:
         console.show("ray", "stopping")
         await asyncio.to_thread(application.stop)
@@ -199,6 +202,16 @@ class _Application:
             if deployment.status == "DEPLOY_FAILED"
         ]
         return "\n".join(causes) or application.message
+
+    def gateways(self) -> int | None:
+        """Replicas that run now, which autoscaling may have changed; None if that is not known."""
+        from ray import serve
+
+        application = serve.status().applications.get(self._config.app)
+        gateway = application.deployments.get("gateway") if application is not None else None
+        if gateway is None:
+            return None
+        return sum(count for state, count in gateway.replica_states.items() if state == "RUNNING")
 
     def stop(self) -> None:
         import ray

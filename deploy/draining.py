@@ -16,13 +16,16 @@ _ANSWER_S = 2.0
 """On top of the time that answers get."""
 
 
-async def drain(config: Config, hurry: asyncio.Event) -> bool:
-    """Returns whether every gateway replica is drained; gives up after gateway.drain_s, or in a `hurry`."""
+async def drain(config: Config, hurry: asyncio.Event, gateways: int | None = None) -> bool:
+    """Returns whether every gateway replica is drained; gives up after gateway.drain_s, or in a `hurry`.
+
+    gateways: how many there are now; default: gateway.replicas
+    """
     bus = await Bus.connect(config.nats, Subjects(config.app), "console", Registry())
     try:
         hellos = await bus.subscribe(bus.subjects.hello("gateway"))
         await bus.publish(bus.subjects.drain, Drain())
-        done = asyncio.create_task(_all_drained(hellos, config.gateway.replicas))
+        done = asyncio.create_task(_all_drained(hellos, gateways or config.gateway.replicas))
         given_up = asyncio.create_task(hurry.wait())
         await asyncio.wait(
             {done, given_up},

@@ -8,6 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+ANSWER_S = "3600"
+"""When a gateway comes or goes, a new HAProxy takes over. The old one is ended after so long (Ray: 120 s),
+with all answers that still go through it, those of other gateways among them.
+"""
+
 
 def haproxy_environment() -> dict[str, str]:
     """Variables for one instance: its own files and ports, so that several can run on one machine."""
@@ -23,7 +28,7 @@ def haproxy_environment() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "10",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": ANSWER_S,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
 

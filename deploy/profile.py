@@ -116,7 +116,8 @@ def report(profile: Profile, model: CostModel) -> str:
 
 def _head(key: ProfileKey, samples: int, measured: str) -> str:
     return (
-        f"{key.model}, {key.dtype}, stages: {key.pipeline_stages}, threads each: {key.threads}\n"
+        f"{key.model}, {key.dtype}, stages: {key.pipeline_stages}, ranks each: {key.tensor_parallel}, "
+        f"threads each: {key.threads}\n"
         f"{key.hardware}; skipjoin {key.skipjoin}, torch {key.torch}\n"
         f"{samples} iterations, measured {measured}\n"
     )

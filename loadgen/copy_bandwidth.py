@@ -114,7 +114,7 @@ def _print_price_of_a_move(repeat: int) -> None:
             target = tiers.host[move.dst : move.dst + move.count]
             target.copy_(tiers.device[move.src : move.src + move.count])
 
-    ours, theirs = _best(repeat, [lambda: engine.copy(directive, None), slices])
+    ours, theirs = _best(repeat, [lambda: engine.copy(directive), slices])
     print(
         f"\none move: {ours / len(moves) * 1e6:.2f} µs; by tensor slices {theirs / len(moves) * 1e6:.2f} µs"
     )

@@ -2,9 +2,8 @@
 
 python -m loadgen.kv_plan_cost [--jobs 1000]        CPU time of KVCache.plan, skip-join, batch 16
 
-Prompts of 1,600 to 2,400 tokens, answers of 2,000, so that 1,000 jobs need many more blocks than there are. The dearest plans
-change the whole batch: they move 16 jobs out and in, some 2,300 blocks, whose copies take hundreds of times
-longer than the plan.
+Prompts of 1,600 to 2,400 tokens, answers of 2,000: 1,000 jobs need many more blocks than there are. The
+dearest plans exchange the whole batch, some 2,300 blocks, whose copies take hundreds of times longer.
 """
 
 import argparse

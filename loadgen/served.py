@@ -30,13 +30,15 @@ class ServedApplication:
     Entering raises NotStarted.
     """
 
-    def __init__(self, *assignments: str) -> None:
+    def __init__(self, *assignments: str, file: Path | None = None) -> None:
+        """file: the configuration, default deploy/local.yaml; assignments: as of `--set`"""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._mark = secrets.token_hex(8)
         command = [str(Path(sys.executable).with_name("skipjoin")), "serve", "--set", f"gateway.port={port}"]
+        command += [str(file)] if file is not None else []
         for assignment in assignments:
             command += ["--set", assignment]
         self.process = subprocess.Popen(
@@ -81,11 +83,15 @@ class ServedApplication:
 
     def survivors(self) -> list[str]:
         """Command lines of processes that were started by this one and still run."""
-        found: list[str] = []
+        return list(self.processes().values())
+
+    def processes(self) -> dict[int, str]:
+        """Their command lines by process id."""
+        found: dict[int, str] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if f"{_MARK}={self._mark}".encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue  # it has ended, or is not ours
         return found

@@ -21,6 +21,7 @@ from shared.errors import BusClosed, BusError, BusTimeout, NoResponder, PayloadT
 from shared.ids import Epoch, new_instance_id
 from shared.messages import Body, Envelope
 from shared.metrics import Registry
+from shared.nats_client import NatsClient, connection_options
 from shared.subjects import Subjects
 
 log = logging.getLogger("skipjoin.bus")
@@ -123,14 +124,15 @@ class Bus:
     epoch: stamped on everything sent; the service sets it when it learns of a newer one
     """
 
-    def __init__(self, subjects: Subjects, service: str, registry: Registry) -> None:
+    def __init__(self, client: Client, subjects: Subjects, service: str, registry: Registry) -> None:
         self.subjects = subjects
         self.service = service
         self.instance = new_instance_id()
         self.epoch = Epoch(0)
-        self._client = Client()
+        self._client: Client = client
         self._seq: dict[str, int] = {}
         self._failure: BusError | None = None
+        self._last_error: Exception | None = None
         self._refused = asyncio.Event()
         self._connected_once = False
         self._events = registry.counter(
@@ -148,10 +150,12 @@ class Bus:
     ) -> "Bus":
         """Connect, waiting up to `patience` seconds for a server that is still starting.
 
-        Raises BusClosed if the server cannot be reached, and at once if it refuses the credentials.
+        Raises BusClosed if the server cannot be reached, and at once if it refuses the credentials;
+        ConfigError for credentials and certificates that cannot be read.
         """
-        bus = cls(subjects, service, registry)
-        connecting = asyncio.ensure_future(bus._connect(config))
+        options = connection_options(config)
+        bus = cls(NatsClient(config), subjects, service, registry)
+        connecting = asyncio.ensure_future(bus._connect(options))
         refused = asyncio.ensure_future(bus._refused.wait())
         done, _ = await asyncio.wait(
             {connecting, refused}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
@@ -161,34 +165,28 @@ class Bus:
             bus._connected_once = True
             return bus
         connecting.cancel()
-        (cause,) = await asyncio.gather(connecting, return_exceptions=True)
+        (failure,) = await asyncio.gather(connecting, return_exceptions=True)
         await bus.close()
         if refused in done:
-            cause = "it refused the credentials"
-        raise BusClosed(
-            f"cannot connect to NATS at {config.url}: {cause or 'no answer within {patience:.0f} s'}"
-        )
+            cause: object = "it refused the credentials"
+        elif connecting in done and failure is not None:
+            cause = failure
+        else:
+            cause = f"no connection within {patience:.0f} s, {bus._last_error or 'no answer'}"
+        raise BusClosed(f"cannot connect to NATS at {config.url}: {cause}")
 
-    async def _connect(self, config: NatsConfig) -> None:
-        options: dict[str, Any] = {
-            "token": config.token,
-            "user": config.user,
-            "password": config.password,
-            "reconnect_time_wait": 0.25,  # annotated as int, used as seconds
-        }
-        if config.credentials is not None:
-            options["user_credentials"] = config.credentials
+    async def _connect(self, options: dict[str, Any]) -> None:
         await self._client.connect(
-            servers=[config.url or "nats://127.0.0.1:4222"],
+            **options,
             name=f"skipjoin {self.service} {self.instance}",
             max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,  # pyright: ignore[reportArgumentType] - annotated as int, used as seconds
             connect_timeout=2,
             allow_reconnect=True,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
             reconnected_cb=self._on_reconnect,
             closed_cb=self._on_closed,
-            **options,
         )
 
     async def publish(self, subject: str, body: Body, *, trace: str | None = None) -> None:
@@ -274,6 +272,7 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         kind = type(error).__name__
         self.count(kind)
+        self._last_error = error
         if isinstance(error, ConnectionRefusedError) and not self._connected_once:
             log.debug("waiting for the NATS server")  # services start in any order
         else:

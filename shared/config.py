@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -41,8 +42,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Section, frozen=True):
-    """path: a local folder with config.json and safetensors, or "embedded" (SmolLM2-135M-Instruct)
-    name: what clients call the model; default: the folder's name
+    """path: a local folder with config.json and safetensors, an id on the Hugging Face hub
+        (organisation/name), or "embedded" (SmolLM2-135M-Instruct)
+    name: what clients call the model; default: the last part of the path
     max_model_len: longest prompt + answer, tokens; default: the model's context
     dtype: of weights, activations and KV cache
     device: where the stages compute; "auto" is cuda where there is one, else cpu
@@ -181,11 +183,15 @@ class KVConfig(Section, frozen=True):
 
 class ParallelConfig(Section, frozen=True):
     """pipeline_stages: slices of the model's layers, one deployment each
-    tensor_parallel: ranks per stage (only 1 is supported so far)
+    tensor_parallel: ranks per stage, processes on one host that share each layer; must divide the numbers of
+        attention heads and of KV heads
+    rank_timeout_s: a rank that does not take part in a step for so long is lost, and its stage restarts,
+        seconds
     """
 
     pipeline_stages: Positive = 1
-    tensor_parallel: Literal[1] = 1
+    tensor_parallel: Positive = 1
+    rank_timeout_s: Seconds = 60.0
 
 
 class StageConfig(Section, frozen=True):
@@ -219,8 +225,12 @@ class ProfilerConfig(Section, frozen=True):
 
 
 class NatsConfig(Section, frozen=True):
-    """url: an external server, such as nats://host:4222; default: an embedded one on loopback
+    """url: external servers, comma separated, such as nats://host:4222 or, of a cluster with TLS,
+        tls://nats-0:4222,tls://nats-1:4222; default: an embedded one on loopback
     token, user, password, credentials: how to authenticate there (credentials: path of a .creds file)
+    password_file: a file that holds the password, in place of `password`
+    tls_ca: PEM file of the authorities that may sign the servers' certificates; default: the system's
+    tls_cert, tls_key: PEM files of the certificate to show to servers that ask for one
     max_payload: largest message of the embedded server, bytes
     """
 
@@ -228,8 +238,47 @@ class NatsConfig(Section, frozen=True):
     token: str | None = None
     user: str | None = None
     password: str | None = None
+    password_file: str | None = None
     credentials: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     max_payload: Annotated[int, Meta(ge=64 * 1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+
+    @property
+    def servers(self) -> list[str]:
+        return [server.strip() for server in self.url.split(",")] if self.url is not None else []
+
+    @property
+    def tls(self) -> bool:
+        return any(server.startswith("tls://") for server in self.servers)
+
+    def __post_init__(self) -> None:
+        for server in self.servers:
+            _check_server(server)
+        if self.tls and not all(server.startswith("tls://") for server in self.servers):
+            raise ValueError("url: some servers are nats:// and some tls://, use the same for all")
+        for key in ("tls_ca", "tls_cert", "tls_key"):
+            if getattr(self, key) is not None and not self.tls:
+                raise ValueError(f"{key}: only used with tls:// servers in nats.url")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise ValueError(f"{missing}: a certificate needs its key, set both or none")
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("password_file: nats.password is set too, use one of them")
+
+
+def _check_server(server: str) -> None:
+    """Raises ValueError for what is no URL of a NATS server; never shows credentials."""
+    if "@" in server:
+        raise ValueError("url: holds credentials, put them into nats.user and nats.password or nats.token")
+    try:
+        parts = urlsplit(server)
+        complete = parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0
+    except ValueError:  # a port out of range, half an IPv6 address
+        complete = False
+    if not complete:
+        raise ValueError(f"url: expected nats://HOST:PORT or tls://HOST:PORT, got {server!r}")
 
 
 class TracingConfig(Section, frozen=True):
@@ -284,7 +333,10 @@ def _explain(text: str, tree: Tree) -> str:
     if unknown:
         key = ".".join(filter(None, (path, unknown["field"])))
         return f"{key}: unknown key ({_known_keys(path)})"
-    return f"{path or 'configuration'}: {what}, got {_value_at(tree, path)!r}"
+    value = _value_at(tree, path)
+    if isinstance(value, dict):  # a section's own check, which starts with the key; the values may be secret
+        return f"{path}.{what}" if path else what
+    return f"{path or 'configuration'}: {what}, got {value!r}"
 
 
 def _value_at(tree: Tree, path: str) -> Any:

@@ -100,3 +100,7 @@ class KVCapacityError(SkipjoinError):
 
 class CopyFailed(SkipjoinError):
     """A KV transfer did not happen: the blocks at its destination are not to be read."""
+
+
+class RankLost(SkipjoinError):
+    """A rank of a stage has failed or is gone. The others cannot go on without it: the stage restarts."""

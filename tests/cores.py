@@ -157,11 +157,14 @@ class Cores:
             self.contents.compute(job, tokens, failed=error is not None)
         seconds = self.scheduler.cost.seconds(step.load())
         self.clock.advance(seconds)
-        drawing = [] if error else [job for job in step.jobs if job.sampling is not None]
-        tokens = [self.next_token(job.job_id, job.start + len(job.tokens)) for job in drawing]
-        result = StepResult(step.step_id, tokens, [seconds], [0.0], error)
+        result = StepResult(step.step_id, [] if error else self.compute(step), [seconds], [0.0], error)
         for items in self.scheduler.complete(result, self.clock.now()).values():
             self.receive(items)
+
+    def compute(self, step: StepPlan) -> list[int]:
+        """The tokens that a step draws."""
+        drawing = [job for job in step.jobs if job.sampling is not None]
+        return [self.next_token(job.job_id, job.start + len(job.tokens)) for job in drawing]
 
     def receive(self, items: list[JobTokens]) -> None:
         for item in items:

@@ -28,7 +28,9 @@ class GatewayService(Service):
 
     async def on_start(self) -> None:
         keyring = self._keyring()
-        folder = await asyncio.to_thread(checkpoint.resolve, self.config.model, lambda text, fraction: None)
+        folder = await asyncio.to_thread(
+            checkpoint.resolve, self.config.model, lambda text, fraction: None, weights=False
+        )
         tokenizer = await asyncio.to_thread(Tokenizer, folder)
         stages = [f"stage{index}" for index in range(self.config.parallel.pipeline_stages)]
         services = ["scheduler", "kvcache", "profiler", *stages]

@@ -27,7 +27,7 @@ def occupancy(tiers: Tiers, jobs: Iterable[JobKV], prefixes: PrefixCache) -> dic
         state = "moving" if job.moving else "held"
         counts[device][state] += len(job.device)
         on_device = job.residence is Residence.DEVICE
-        counts[host]["cached" if on_device else state] += len(job.host)
+        counts[host]["cached" if on_device else state] += len(job.own_host)
     counts[host]["moving"] += prefixes.being_written
     counts[host]["cached"] += len(prefixes) - prefixes.being_written
     return counts
@@ -37,7 +37,7 @@ def check(tiers: Tiers, jobs: Collection[JobKV], prefixes: PrefixCache) -> None:
     """Raises IntegrityError naming the tier and the blocks."""
     (device, device_pool), (host, host_pool) = tiers
     _check(device, device_pool, [block for job in jobs for block in job.device])
-    of_jobs = [block for job in jobs for block in job.host]
+    of_jobs = [block for job in jobs for block in job.own_host]
     _check(host, host_pool, [*of_jobs, *prefixes.host_blocks()])
 
 

@@ -286,8 +286,7 @@ class KVCache:
     def _moved_in(self, job: JobKV) -> None:
         job.residence = Residence.DEVICE
         if job.prefix:
-            self.prefixes.release(job.prefix)
-            job.prefix = []
+            self._host.borrowed(job)
         else:
             self._host.copied_back(job)
 

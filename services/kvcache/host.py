@@ -18,6 +18,7 @@ class HostTier:
         self.pool = BlockPool(config.host_blocks, growing=config.reuse)
         self.prefixes = PrefixCache(config, self.pool)
         self._reuse = config.reuse
+        self._block_size = config.block_size
         self._waiting = SortedKeyList(key=_by_place)
         self._moved: dict[JobId, JobKV] = {}  # their ENST has changed since they were sorted in
         self._kept: dict[JobId, JobKV] = {}  # oldest first
@@ -28,6 +29,7 @@ class HostTier:
         if blocks > self.pool.free:
             for job in [job for job in self._kept.values() if job is not owner]:
                 self._give_up_copy(job)
+                self.prefixes.give_way(blocks - self.pool.free)  # what it had borrowed, too
                 if blocks <= self.pool.free:
                     break
         return blocks <= self.pool.free
@@ -44,7 +46,7 @@ class HostTier:
                 break
             if job.job_id not in spared:
                 chosen.append(job)
-                found += len(job.host)
+                found += len(job.own_host)
         return chosen if found >= blocks else []
 
     def extend(self, job: JobKV, first: int, count: int) -> list[BlockId]:
@@ -70,6 +72,17 @@ class HostTier:
         else:
             self._give_up_copy(job)
 
+    def borrowed(self, job: JobKV) -> None:
+        """What it began with has come in; as a kept copy that stays, too, unless that is switched off."""
+        run, job.prefix = job.prefix, []
+        if not self._reuse:
+            self.prefixes.release(run)
+            return
+        job.borrowed = run
+        job.host = [cached.block for cached in run]
+        job.saved = len(run) * self._block_size  # steps may have written more by now
+        self._kept[job.job_id] = job
+
     def due(self, job: JobKV, enst: float) -> None:
         """Note when it runs next, seconds from now."""
         job.enst = enst
@@ -91,8 +104,9 @@ class HostTier:
 
     def _give_up_copy(self, job: JobKV) -> None:
         self._kept.pop(job.job_id, None)
-        self.pool.release(job.host)
-        job.host, job.saved = [], 0
+        self.pool.release(job.own_host)
+        self.prefixes.release(job.borrowed)
+        job.host, job.borrowed, job.saved = [], [], 0
 
 
 def _by_place(job: JobKV) -> float:

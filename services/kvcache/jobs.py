@@ -33,6 +33,8 @@ class JobKV:
     """tokens: KV entries that completed steps have written, or that were found
     found: those of them that the scheduler has not been told of: it learns of them with the first grant
     prefix: cached blocks that its copy under way reads or, after its end, writes
+    borrowed: cached blocks that it began with and that still are the first of its `host` blocks: they stay
+        where they are while it counts on them, and are nobody's to write
     device, table: its device blocks in order, and the same as little-endian int32, as stages get it
     planned: `tokens` once the step in flight is complete
     step: the step it is in flight in, if any; transfer: its swap under way, if any
@@ -43,8 +45,8 @@ class JobKV:
     """
 
     __slots__ = (
-        "begun", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix", "released",
-        "residence", "saved", "step", "table", "tokens", "trace", "transfer",
+        "begun", "borrowed", "device", "enst", "found", "host", "job_id", "place", "planned", "prefix",
+        "released", "residence", "saved", "step", "table", "tokens", "trace", "transfer",
     )  # fmt: skip
 
     def __init__(self, job_id: JobId, trace: str | None) -> None:
@@ -57,6 +59,7 @@ class JobKV:
         self.tokens = 0
         self.found = 0
         self.prefix: list[CachedBlock] = []
+        self.borrowed: list[CachedBlock] = []
         self.saved = 0
         self.begun = False
         self.planned = 0
@@ -69,6 +72,11 @@ class JobKV:
     @property
     def moving(self) -> bool:
         return self.transfer is not None
+
+    @property
+    def own_host(self) -> list[BlockId]:
+        """Its host blocks without those that are borrowed."""
+        return self.host[len(self.borrowed) :]
 
     @property
     def idle(self) -> bool:

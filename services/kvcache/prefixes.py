@@ -19,8 +19,8 @@ from shared.messages import HASH_BYTES
 
 
 class CachedBlock:
-    """block: on the host; written: its KV is there; readers: copies under way that read it, and whoever else
-    needs it to stay
+    """block: on the host; written: its KV is there; readers: copies under way that read it, jobs that began
+    with it and count it among their host blocks, and whoever else needs it to stay
     """
 
     __slots__ = ("block", "chain_hash", "readers", "written")

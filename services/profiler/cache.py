@@ -36,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProfileKey(Record, frozen=True):
     """Everything that an iteration's cost depends on, and the grid that was run.
 
-    model: name and what it stands for: "embedded", or the folder with a digest of its config.json
+    model: name and what it stands for: "embedded", the folder with a digest of its config.json, or an id
     device: as configured, "auto" included: what the stages then found is the hardware
     hardware: from `hardware.describe`; threads: CPU threads of one stage
     """
@@ -172,6 +172,8 @@ def _model_identity(model: ModelConfig) -> str:
     if model.path == EMBEDDED_MODEL:
         return f"{model.served_name} ({EMBEDDED_MODEL})"
     path = Path(model.path).expanduser().resolve()
+    if not path.exists():
+        return f"{model.served_name} ({model.path})"  # on the hub, or nowhere: the stages will say so
     try:
         digest = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()[:12]
     except OSError:

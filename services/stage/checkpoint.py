@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from services.stage import hub
 from shared.config import EMBEDDED_MODEL, ModelConfig
 from shared.errors import CheckpointError, ConfigError
 
@@ -23,15 +24,19 @@ _CONVERSION = 1
 """Part of the converted folder's name: raise it when `_convert` writes something else."""
 
 
-def resolve(model: ModelConfig, progress: ProgressFn) -> Path:
-    """The folder that `model.path` means; converts the embedded model on first use (about 20 s).
+def resolve(model: ModelConfig, progress: ProgressFn, *, weights: bool = True) -> Path:
+    """The folder that `model.path` means; converts the embedded model on first use (about 20 s), downloads
+    one that is given by its id on the Hugging Face hub.
 
+    weights: False for who needs the tokenizer and config.json alone
     Safe to call from several processes at once. Raises CheckpointError.
     """
     if model.path == EMBEDDED_MODEL:
         return _embedded(model.cache_path, progress)
     folder = Path(model.path).expanduser()
-    _check(folder)
+    if not folder.exists() and hub.is_id(model.path):
+        folder = hub.fetch(model.path, weights=weights, progress=progress)
+    _check(folder, weights)
     return folder
 
 
@@ -62,6 +67,21 @@ def max_model_len(model: ModelConfig, folder: Path) -> int:
     return model.max_model_len or context
 
 
+def heads(folder: Path) -> tuple[int, int]:
+    """Attention heads and KV heads, as far as config.json says; the stages know the defaults of its family.
+
+    Raises CheckpointError.
+    """
+    config = read_config(folder)
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads")
+    if not isinstance(heads, int) or heads < 1:
+        raise CheckpointError(
+            f"{folder}/config.json: num_attention_heads is {heads!r}, expected a number of heads"
+        )
+    return heads, kv_heads if isinstance(kv_heads, int) and kv_heads > 0 else heads
+
+
 def read_config(folder: Path) -> dict[str, object]:
     """config.json as it is written.
 
@@ -73,17 +93,18 @@ def read_config(folder: Path) -> dict[str, object]:
         raise CheckpointError(f"{folder}/config.json cannot be read: {error}") from None
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, weights: bool) -> None:
     if not folder.is_dir():
         raise CheckpointError(
             f"model.path: there is no folder {folder}; give a local folder with config.json and "
-            f"*.safetensors, or {EMBEDDED_MODEL!r} for the model that comes with Skipjoin"
+            "*.safetensors, an id on the Hugging Face hub (organisation/name), or "
+            f"{EMBEDDED_MODEL!r} for the model that comes with Skipjoin"
         )
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"model.path: {folder} has no config.json; give the folder of a model in Hugging Face format"
         )
-    if not any(folder.glob("*.safetensors")):
+    if weights and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"model.path: {folder} has no *.safetensors; other weight formats are not read, "
             "save the model again with transformers' save_pretrained"

@@ -8,8 +8,8 @@ A copy that is waited for and has not begun is done by the compute thread itself
 other copies come first. That cuts the wait for a swap-in behind swaps out to a quarter
 (`python -m loadgen.copy_wait`).
 
-On CUDA a copy first waits, on its stream, for all that the compute stream was given before `start`. It
-counts as done when an event that was recorded *after* the copy has passed.
+On CUDA a copy runs on a stream of its own, beside whatever the compute stream is busy with. It counts as done
+when an event that was recorded *after* it has passed.
 """
 
 import logging
@@ -19,8 +19,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-
-import torch
 
 from services.stage.copy_engines import engine_for
 from services.stage.tiers import Tiers
@@ -36,24 +34,23 @@ _REMEMBERED = 65536
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """after: compute work that must be over before its copy; blocked_by: unfinished transfers before it"""
+    """blocked_by: unfinished transfers before it"""
 
     directive: Directive
     device_blocks: frozenset[int]
     host_blocks: frozenset[int]
-    after: torch.cuda.Event | None
     blocked_by: int = 0
     followers: list["_Transfer"] = field(default_factory=list)
     failure: Exception | None = None
 
     @classmethod
-    def of(cls, directive: Directive, after: torch.cuda.Event | None) -> "_Transfer":
+    def of(cls, directive: Directive) -> "_Transfer":
         moves = directive.moves
         sources = frozenset[int]().union(*(range(move.src, move.src + move.count) for move in moves))
         targets = frozenset[int]().union(*(range(move.dst, move.dst + move.count) for move in moves))
         if directive.direction is Direction.OUT:
-            return cls(directive, sources, targets, after)
-        return cls(directive, targets, sources, after)
+            return cls(directive, sources, targets)
+        return cls(directive, targets, sources)
 
     def touches(self, other: "_Transfer") -> bool:
         apart = self.device_blocks.isdisjoint(other.device_blocks)
@@ -95,12 +92,11 @@ class Copier:
         """
         if not directives:
             return
-        after = self._engine.mark()
         with self._changed:
             for directive in directives:
                 if directive.transfer_id in self._unfinished or directive.transfer_id in self._finished:
                     continue
-                transfer = _Transfer.of(directive, after)
+                transfer = _Transfer.of(directive)
                 # Running ones may be of an epoch that was reset, and no longer among the unfinished.
                 for earlier in {*self._unfinished.values(), *self._running}:
                     if transfer.touches(earlier):
@@ -170,7 +166,7 @@ class Copier:
         began = time.perf_counter()
         if transfer.failure is None:
             try:
-                self._engine.copy(transfer.directive, transfer.after)
+                self._engine.copy(transfer.directive)
             except Exception as error:
                 transfer.failure = error
         self._finish(transfer, time.perf_counter() - began)

@@ -11,11 +11,7 @@ from shared.messages import Direction, Directive, Move
 
 
 class CopyEngine(Protocol):
-    def mark(self) -> torch.cuda.Event | None:
-        """Called by the compute thread: what it has issued so far comes before the copies that follow."""
-        ...
-
-    def copy(self, directive: Directive, after: torch.cuda.Event | None) -> None:
+    def copy(self, directive: Directive) -> None:
         """Called by a copy thread; returns when the bytes are there. Raises IndexError for unknown blocks."""
         ...
 
@@ -37,10 +33,7 @@ class _CpuEngine:
         device, host = ((tier.data_ptr(), len(tier)) for tier in (tiers.device, tiers.host))
         self._ends = {Direction.OUT: (*device, *host), Direction.IN: (*host, *device)}
 
-    def mark(self) -> None:
-        return None  # kernels have finished when their call returns
-
-    def copy(self, directive: Directive, after: torch.cuda.Event | None) -> None:
+    def copy(self, directive: Directive) -> None:
         source, source_blocks, target, target_blocks = self._ends[directive.direction]
         size = self._block_bytes
         for move in directive.moves:
@@ -49,25 +42,22 @@ class _CpuEngine:
 
 
 class _CudaEngine:
-    """One stream per direction: both copy engines of the card can be busy at once."""
+    """One stream per direction: both copy engines of the card can be busy at once.
+
+    They do not wait for the compute stream. A step has finished on the device before its end is known to
+    anybody, and no directive touches blocks of a step that has not: waiting for what is queued there would
+    only put the copy behind the very step that it is to be hidden by.
+    """
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
-        self._device = tiers.device.device
-        self._streams = {direction: torch.cuda.Stream(self._device) for direction in Direction}
+        self._streams = {direction: torch.cuda.Stream(tiers.device.device) for direction in Direction}
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def copy(self, directive: Directive, after: torch.cuda.Event | None) -> None:
+    def copy(self, directive: Directive) -> None:
         source, target = _endpoints(self._tiers, directive.direction)
         stream = self._streams[directive.direction]
         done = torch.cuda.Event(blocking=True)  # sleep, do not spin on a core that computes
         with torch.cuda.stream(stream):
-            if after is not None:
-                stream.wait_event(after)
             for move in directive.moves:
                 _copy(source, target, move)
             done.record(stream)

@@ -9,6 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from services.stage.attention import ATTENTION
 from services.stage.attention_plan import AttentionPlan
+from services.stage.collectives import Alone, Collectives
+from services.stage.parallel_layers import WHOLE, Shards, cut_model, gather_logits
 from shared.errors import CheckpointError, ConfigError
 
 SUPPORTED = ("llama", "mistral", "opt", "qwen2", "qwen3")
@@ -64,10 +66,23 @@ class ModelSlice:
     layers: indices of its layers in the whole model
     known: names of all tensors of the whole model
     tied: name of a tensor -> name of the one that holds its values
+    shards: which parts of its tensors belong to this rank
     """
 
-    def __init__(self, config: PreTrainedConfig, stages: int, stage: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        stages: int,
+        stage: int,
+        dtype: torch.dtype,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """collectives: with the other ranks of the stage; None if it is the only one.
+
+        Raises ConfigError if layers or heads cannot be shared out.
+        """
         self.config = config
+        self.collectives: Collectives = collectives or Alone()
         self.dtype = dtype
         self.layers = layer_range(config.num_hidden_layers, stages, stage)
         self.is_first = stage == 0
@@ -81,6 +96,9 @@ class ModelSlice:
         self.tied: dict[str, str] = dict(self.model.all_tied_weights_keys)
         self.decoder: Any = self.model.get_decoder()
         self._drop_other_stages()
+        self.shards: Shards = WHOLE
+        if self.collectives.ranks > 1:
+            self.shards = cut_model(self.model, config, self.collectives)
         attention = self.decoder.layers[self.layers.start].self_attn
         self.head_dim: int = attention.head_dim
         self.kv_heads: int = attention.k_proj.out_features // attention.head_dim
@@ -122,9 +140,9 @@ class ModelSlice:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Last stage. [rows, hidden] -> [rows, vocab]."""
+        """Last stage. [rows, hidden] -> [rows, vocab] on rank 0; other ranks get theirs only."""
         for name in _LAST_ONLY:
             part = getattr(self.decoder, name, None)
             if part is not None:
                 hidden = part(hidden)
-        return self.model.lm_head(hidden)
+        return gather_logits(self.model.lm_head(hidden), self.config.vocab_size, self.collectives)

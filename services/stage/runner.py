@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from services.stage import checkpoint, weights
 from services.stage.attention_plan import AttentionPlan, PagedKV
 from services.stage.batch import Batch
 from services.stage.checkpoint import ProgressFn
+from services.stage.collectives import Alone, Collectives
 from services.stage.copier import Copier
 from services.stage.logprobs import logprobs_of
 from services.stage.model_slice import ModelSlice, load_config
@@ -40,12 +41,12 @@ class StepOutput:
 
 
 class StageRunner:
-    """Stage number `stage` of `config.parallel.pipeline_stages`, on this process's device.
+    """Stage number `stage` of `config.parallel.pipeline_stages`, or one rank of it, on this process's device.
 
     All calls but `start_transfers` come from one thread, the compute thread; the callbacks are called from
     it and from copy threads.
 
-    block_bytes: KV bytes of one block on this stage
+    block_bytes: KV bytes of one block on this stage and rank
     hardware: name of the accelerator, empty on a CPU
     max_model_len: longest prompt + answer that model and configuration allow, tokens
     """
@@ -59,9 +60,14 @@ class StageRunner:
         on_transferred: Callable[[Transferred], None],
         on_copy_error: Callable[[TransferId, Exception], None],
         progress: ProgressFn = lambda text, fraction: None,
+        collectives: Collectives | None = None,
     ) -> None:
-        """folder: from `checkpoint.resolve`. Raises CheckpointError, ConfigError, KVCapacityError."""
+        """folder: from `checkpoint.resolve`; collectives: with the stage's other ranks, if it has any
+
+        Raises CheckpointError, ConfigError, KVCapacityError.
+        """
         torch.set_num_threads(config.stage.threads)
+        self._collectives: Collectives = collectives or Alone()
         self.max_model_len = checkpoint.max_model_len(config.model, folder)
         self.device = choose_device(config.model)
         self.hardware = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
@@ -69,11 +75,14 @@ class StageRunner:
         self._tiers = self._allocate_tiers(config)
         self.block_bytes = self._tiers.block_bytes
         self._kv = PagedKV(self._tiers.device, self._slice.layers.start)
+        self._finish_kernels()  # the tiers are zero before a copy, on a stream of its own, can write to them
         self._copier = Copier(self._tiers, config.kv.copy_threads, on_transferred, on_copy_error)
 
     def _load_slice(self, config: Config, stage: int, folder: Path, progress: ProgressFn) -> ModelSlice:
         dtype: torch.dtype = getattr(torch, config.model.dtype)
-        part = ModelSlice(load_config(folder), config.parallel.pipeline_stages, stage, dtype)
+        part = ModelSlice(
+            load_config(folder), config.parallel.pipeline_stages, stage, dtype, self._collectives
+        )
         text = f"loading layers {part.layers.start} to {part.layers.stop - 1}"
         weights.load(part, folder, self.device, lambda fraction: progress(text, fraction))
         return part
@@ -101,35 +110,64 @@ class StageRunner:
         hidden: [rows, hidden] from the stage before; None on the first stage
         Raises CopyFailed if a transfer that the step reads did not happen.
         """
+        waited = self.prepare(plan)
+        return replace(self.compute(plan, hidden), waited=waited)
+
+    def prepare(self, plan: StepPlan) -> float:
+        """The first half of a step: its transfers. Returns the seconds it was blocked on them.
+
+        Raises CopyFailed.
+        """
         self._copier.start(plan.directives)
-        waited = self._copier.wait(plan.waits)
+        return self._copier.wait(plan.waits)
+
+    def compute(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
+        """The second half; ranks other than the first get `hidden` from that one, and draw no tokens."""
         if not plan.jobs:
-            return StepOutput(waited=waited)
+            return StepOutput()
         began = time.perf_counter()
-        with torch.inference_mode():
-            batch = Batch.of(plan.jobs, self.device)
-            output = self._compute(batch, hidden)
-            tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()  # else `seconds` measures launches
+        try:
+            with torch.inference_mode():
+                batch = Batch.of(plan.jobs, self.device)
+                output = self._compute(batch, hidden)
+                tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
+        finally:
+            # Also when it has failed: kernels that are queued still write to blocks which are others' soon.
+            self._finish_kernels()
         seconds = time.perf_counter() - began
-        return StepOutput(None if self.is_last else output, tokens, seconds, waited, logprobs)
+        return StepOutput(None if self.is_last else output, tokens, seconds, logprobs=logprobs)
+
+    def _finish_kernels(self) -> None:
+        """Kernels run on after the call that launched them: until here, a step is not over."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _compute(self, batch: Batch, hidden: Tensor | None) -> Tensor:
         """[rows, hidden] after this stage's layers."""
         if self.is_first:
             flat = self._slice.embed(batch.tokens, batch.positions)
-        elif hidden is not None:
-            flat = hidden.to(self.device).unsqueeze(0)
         else:
-            raise ValueError("a stage after the first needs the activations of the one before")
+            flat = self._received(hidden, batch).unsqueeze(0)
         return self._slice.run_layers(flat, batch.positions, AttentionPlan(batch.spans, self._kv))[0]
+
+    def _received(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+        """[rows, hidden] of the stage before, on the device of every rank."""
+        if hidden is not None:
+            hidden = hidden.to(self.device)
+        elif self._collectives.rank == 0:
+            raise ValueError("a stage after the first needs the activations of the one before")
+        else:
+            shape = (batch.tokens.shape[1], self._slice.config.hidden_size)
+            hidden = torch.empty(shape, dtype=self._slice.dtype, device=self.device)
+        return self._collectives.broadcast(hidden)
 
     def _draw(self, batch: Batch, hidden: Tensor) -> tuple[list[int], list[TokenLogprobs | None]]:
         draws = sorted(batch.draws, key=lambda draw: draw.index)
         if not draws:
             return [], []
         logits = self._slice.logits(hidden[[draw.row for draw in draws]])
+        if self._collectives.rank > 0:
+            return [], []
         samplings = [draw.sampling for draw in draws]
         adjusted = adjust(logits, samplings, [draw.history for draw in draws])
         tokens = sample(adjusted, samplings, [draw.position for draw in draws])
@@ -148,4 +186,6 @@ def choose_device(model: ModelConfig) -> torch.device:
     available = torch.cuda.is_available()
     if model.device == "cuda" and not available:
         raise ConfigError("model.device: cuda is not available on this machine, set it to cpu or auto")
-    return torch.device("cpu" if model.device == "cpu" or not available else "cuda")
+    if model.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())  # of those that Ray has made visible to us

@@ -5,21 +5,25 @@
 
 Copies start when their plan arrives, also while an earlier step computes: the KV-cache manager never moves
 blocks that a step in flight uses. Only at a new epoch must the old step be over first.
+
+With tensor parallelism this is rank 0, which speaks for all ranks of the stage: see `gang`.
 """
 
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 
 from services.stage import checkpoint
+from services.stage.gang import Gang, RankProcesses
 from services.stage.runner import StageRunner, StepOutput
 from services.stage.transport import ActivationTransport
 from shared.bus import Delivery, Subscription
 from shared.config import Config
-from shared.errors import CopyFailed
-from shared.ids import Epoch
+from shared.errors import CopyFailed, RankLost
+from shared.ids import Epoch, TransferId
 from shared.messages import (
     Hello,
     Limits,
@@ -37,16 +41,20 @@ QUEUE_DEPTH = 1024
 
 
 class StageService(Service):
-    _runner: StageRunner
+    """processes: starts the other ranks, where config.parallel.tensor_parallel asks for some"""
 
-    def __init__(self, config: Config, index: int) -> None:
+    _runner: StageRunner | Gang
+
+    def __init__(self, config: Config, index: int, processes: RankProcesses | None = None) -> None:
         super().__init__(config, f"stage{index}")
+        self._processes = processes
         self._index = index
         self._last = index == config.parallel.pipeline_stages - 1
         self._compute_thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._transport = ActivationTransport(config.stage)
         self._steps: asyncio.Queue[tuple[Epoch, StepInput]] = asyncio.Queue(QUEUE_DEPTH)
-        self._transfers: asyncio.Queue[Transferred | Exception] = asyncio.Queue()
+        self._transfers: asyncio.Queue[tuple[int, Transferred] | Exception] = asyncio.Queue()
+        self._copies_epoch = Epoch(0)
         labels = ["stage"]
         self._step_seconds = self.registry.histogram(
             "skipjoin_stage_step_seconds", "Compute time of one iteration on one stage.", labels
@@ -58,36 +66,66 @@ class StageService(Service):
             "skipjoin_computed_tokens", "Tokens computed, by kind of work.", [*labels, "kind"]
         )
         self._failed = self.registry.counter("skipjoin_failed_steps", "Iterations that raised.", labels)
+        self._ranks = self.registry.gauge(
+            "skipjoin_stage_ranks", "Ranks of a stage that compute; 0 when one is lost.", labels
+        ).labels(index)
 
     # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._gang_lost: asyncio.Future[None] = self._loop.create_future()
         # Everything that touches the model runs in the one thread, its allocation included.
         self._runner = await self._loop.run_in_executor(self._compute_thread, self._load)
         inbox = await self.bus.subscribe(self.bus.subjects.stage_step(self._index), depth=QUEUE_DEPTH)
         self.supervisor.start("inbox", self._read_inbox(inbox))
         self.supervisor.start("compute", self._compute_steps())
         self.supervisor.start("transfers", self._report_transfers())
+        self.supervisor.start("ranks", self._watch_ranks())
 
-    def _load(self) -> StageRunner:
+    def _load(self) -> StageRunner | Gang:
         folder = checkpoint.resolve(self.config.model, self._report_from_thread)
-        return StageRunner(
+        if self.config.parallel.tensor_parallel == 1:
+            return StageRunner(
+                self.config,
+                self._index,
+                folder,
+                on_transferred=lambda done: self._put_transfer((0, done)),
+                on_copy_error=self._put_copy_error,
+                progress=self._report_from_thread,
+            )
+        if self._processes is None:
+            raise ValueError("a stage with several ranks needs something that starts them")
+        return Gang(
             self.config,
             self._index,
             folder,
-            on_transferred=self._put_transfer,
-            on_copy_error=lambda transfer_id, error: self._put_transfer(
-                CopyFailed(f"transfer {transfer_id} failed: {error!r}")
-            ),
+            self._processes,
+            on_transferred=lambda rank, done: self._put_transfer((rank, done)),
+            on_copy_error=self._put_copy_error,
+            on_lost=self._note_lost,
             progress=self._report_from_thread,
         )
 
     def _report_from_thread(self, text: str, fraction: float | None) -> None:
         asyncio.run_coroutine_threadsafe(self.report(text, fraction), self._loop)
 
-    def _put_transfer(self, item: Transferred | Exception) -> None:
+    def _put_transfer(self, item: tuple[int, Transferred] | Exception) -> None:
         self._loop.call_soon_threadsafe(self._transfers.put_nowait, item)
+
+    def _put_copy_error(self, transfer_id: TransferId, error: Exception) -> None:
+        self._put_transfer(CopyFailed(f"transfer {transfer_id} failed: {error!r}"))
+
+    def _note_lost(self, error: RankLost) -> None:
+        def note() -> None:
+            if not self._gang_lost.done():
+                self._gang_lost.set_exception(error)
+
+        self._loop.call_soon_threadsafe(note)
+
+    async def _watch_ranks(self) -> None:
+        """Raises RankLost when a rank is gone: the whole stage must be replaced."""
+        await self._gang_lost
 
     async def on_stop(self) -> None:
         await self._loop.run_in_executor(self._compute_thread, self._runner.close)
@@ -97,7 +135,8 @@ class StageService(Service):
     def hello(self) -> Hello:
         capacity = self.config.kv.device_blocks * self.config.kv.block_size
         limits = Limits(self._runner.max_model_len, capacity)
-        return Hello(self.name, self.bus.instance, True, self._runner.hardware, limits)
+        ready = not self._gang_lost.done()
+        return Hello(self.name, self.bus.instance, ready, self._runner.hardware, limits)
 
     # ------------------------------------------------------------ steps
 
@@ -142,6 +181,7 @@ class StageService(Service):
         # Reports of before are on the queue by now: they were put there before `reset` returned.
         while not self._transfers.empty():
             self._transfers.get_nowait()
+        self._copies_epoch = epoch
 
     async def _compute_steps(self) -> None:
         while True:
@@ -159,6 +199,8 @@ class StageService(Service):
             output = await self._loop.run_in_executor(self._compute_thread, self._run, step)
             if epoch == self.bus.epoch:
                 await self._pass_on(step, output)
+        except RankLost:
+            raise  # no fault of the jobs: the stage restarts, and they are recomputed
         except Exception as error:
             self._failed.labels(self._index).inc()
             self.log.exception("step %d failed", step.plan.step_id)
@@ -166,6 +208,8 @@ class StageService(Service):
                 text = f"stage {self._index}: {type(error).__name__}: {error}"
                 result = StepResult(step.plan.step_id, [], error=text)
                 await self.bus.publish(self.bus.subjects.step_result, result)
+            if isinstance(error, torch.AcceleratorError):
+                raise  # the context is broken, all further steps would fail: this stage must be replaced
 
     def _run(self, step: StepInput) -> StepOutput:
         """In the compute thread."""
@@ -204,17 +248,29 @@ class StageService(Service):
     # ------------------------------------------------------------ transfers
 
     async def _report_transfers(self) -> None:
-        """Acknowledge copies, all that are waiting in one message.
+        """Acknowledge copies, all that are waiting in one message per rank.
 
+        What an epoch's copies did must not be said in the next one, where their ids mean others: `publish`
+        stamps the epoch of its own moment, which may begin while the copies of before still run.
         Raises CopyFailed: the manager would wait for ever, so this stage must be replaced.
         """
         while True:
             done = [await self._transfers.get()]
             while not self._transfers.empty():
                 done.append(self._transfers.get_nowait())
-            finished: list[Transferred] = []
+            epoch = self.bus.epoch
+            if self._copies_epoch != epoch:
+                continue
+            by_rank: dict[int, list[Transferred]] = {}
             for item in done:
                 if isinstance(item, Exception):
                     raise item
-                finished.append(item)
-            await self.bus.publish(self.bus.subjects.transfer_done, TransferDone(self._index, finished))
+                rank, transferred = item
+                by_rank.setdefault(rank, []).append(transferred)
+            for rank, finished in by_rank.items():
+                if self.bus.epoch == epoch:
+                    message = TransferDone(self._index, finished, rank)
+                    await self.bus.publish(self.bus.subjects.transfer_done, message)
+
+    def update_metrics(self) -> None:
+        self._ranks.set(0 if self._gang_lost.done() else self.config.parallel.tensor_parallel)

@@ -1,9 +1,10 @@
-"""Reads a slice's tensors, and only those, from safetensors."""
+"""Reads a slice's tensors, and of those only the part of this rank, from safetensors."""
 
+import ctypes
 import json
+import math
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from torch import Tensor, nn
 
 from services.stage.model_slice import ModelSlice
 from services.stage.packed_linear import PackedLinear, can_pack
+from services.stage.parallel_layers import SummedLinear
+from services.stage.shards import Cut
 from shared.errors import CheckpointError
 
 _REPORT_EVERY = 16
 """Modules between two progress reports: each becomes a message on the bus."""
+
+_MAPPED_BYTES = 16 * 1024 * 1024
+"""Of a file that are mapped at once; fewer cost more calls, more count as memory while they are copied."""
 
 _INDEX = "model.safetensors.index.json"
 _NOT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$")
@@ -28,17 +34,21 @@ def load(part: ModelSlice, folder: Path, device: torch.device, progress: Callabl
 
     progress: called with the fraction done, 0..1. Raises CheckpointError.
     """
-    with ExitStack() as stack:
-        tensors = _Tensors(folder, part, device, stack)
-        modules = [(name, module) for name, module in part.model.named_modules() if module._parameters]
-        pack = can_pack(device.type, part.dtype)
-        for done, (name, module) in enumerate(modules):
-            _fill(name, module, tensors)
-            if pack and type(module) is nn.Linear:
-                # One by one, so that at most one layer's weights are held twice.
-                part.model.set_submodule(name, PackedLinear(module.weight, module.bias))
-            if done % _REPORT_EVERY == 0:
-                progress(done / len(modules))
+    tensors = _Tensors(folder, part, device)
+    # Names alone: the modules themselves would keep the weights that packing has replaced.
+    names = [name for name, module in part.model.named_modules() if module._parameters]
+    pack = can_pack(device.type, part.dtype)
+    for done, name in enumerate(names):
+        module = part.model.get_submodule(name)
+        _fill(name, module, tensors)
+        if type(module) is nn.Linear:
+            # One by one, so that at most one layer's weights are held twice.
+            part.model.set_submodule(name, _for_computing(part, name, module, pack))
+            del module
+            if pack:
+                _give_back_memory()
+        if done % _REPORT_EVERY == 0:
+            progress(done / len(names))
     progress(1.0)
     part.recreate_buffers(device)
 
@@ -50,37 +60,80 @@ def _fill(path: str, module: nn.Module, tensors: "_Tensors") -> None:
             module._parameters[name] = nn.Parameter(value, requires_grad=False)
 
 
-class _Tensors:
-    """A checkpoint's tensors by the names that transformers gives them."""
+def _for_computing(part: ModelSlice, name: str, linear: nn.Linear, pack: bool) -> nn.Module:
+    if name not in part.shards.summed:
+        return PackedLinear(linear.weight, linear.bias) if pack else linear
+    bias = linear.bias
+    linear.bias = None  # pyright: ignore[reportAttributeAccessIssue]
+    product = PackedLinear(linear.weight, None) if pack else linear
+    return SummedLinear(product, bias, part.collectives)
 
-    def __init__(self, folder: Path, part: ModelSlice, device: torch.device, stack: ExitStack) -> None:
+
+def _give_back_memory() -> None:
+    """What was freed between the packed weights: else the C library keeps it, up to 0.6 times the slice."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
+
+
+class _Tensors:
+    """A checkpoint's tensors by the names that transformers gives them, cut to the part of this rank."""
+
+    def __init__(self, folder: Path, part: ModelSlice, device: torch.device) -> None:
         self._folder = folder
         self._dtype = part.dtype
         self._device = device
         self._tied = part.tied
+        self._cuts = part.shards.cuts
         self._prefix = f"{part.model.base_model_prefix}."
-        self._stack = stack
-        self._files: dict[Path, Any] = {}
         self._shared: dict[str, Tensor] = {}
         self._where = self._list()
         self._refuse_unknown(part.known)
 
     def read(self, name: str, shape: torch.Size) -> Tensor:
-        """A tensor in the slice's dtype and device; tied names give the same one."""
+        """A tensor, or this rank's part of it, in the slice's dtype and device; tied names give the same one.
+
+        shape: of the result
+        """
         source = self._source(name)
         if source in self._shared:
             return self._shared[source]
-        stored = self._open(self._where[source]).get_tensor(source)
-        if stored.shape != shape:
-            raise CheckpointError(
-                f"{self._folder}: tensor {source} has shape {list(stored.shape)}, "
-                f"config.json asks for {list(shape)}"
-            )
-        # Copied: `stored` is a view of the mapped file, which someone may replace while we serve.
-        tensor = stored.to(self._device, self._dtype, copy=True)
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        cut = self._cuts.get(name)
+        whole = list(shape)
+        if cut is not None:
+            whole[cut.dim] = cut.whole
+        self._check_shape(source, whole)
+        self._copy(source, tensor, whole, cut)
         if name in self._tied or name in self._tied.values():
             self._shared[source] = tensor
         return tensor
+
+    def _copy(self, source: str, tensor: Tensor, whole: list[int], cut: Cut | None) -> None:
+        """Into memory of our own: somebody may replace the file while we serve.
+
+        Some rows at a time from a file opened anew, because pages of the mapping that were looked at, and
+        their neighbours, count as our memory until it is closed.
+        """
+        first = cut.part.start if cut is not None and cut.dim == 0 else 0
+        columns = slice(cut.part.start, cut.part.stop) if cut is not None and cut.dim == 1 else None
+        row_bytes = max(1, math.prod(whole[1:]) * self._dtype.itemsize)
+        step = max(1, _MAPPED_BYTES // row_bytes)
+        for start in range(0, len(tensor), step):
+            rows = slice(first + start, first + min(start + step, len(tensor)))
+            with self._open(self._where[source]) as file:
+                stored = file.get_slice(source)
+                part = stored[rows] if columns is None else stored[rows, columns]
+                tensor[start : start + step].copy_(part)
+                del part, stored
+
+    def _check_shape(self, source: str, wanted: list[int]) -> None:
+        with self._open(self._where[source]) as file:
+            stored: list[int] = file.get_slice(source).get_shape()
+        if stored != wanted:
+            raise CheckpointError(
+                f"{self._folder}: tensor {source} has shape {stored}, config.json asks for {wanted}"
+            )
 
     def _source(self, name: str) -> str:
         """The name under which the file holds `name`."""
@@ -110,15 +163,14 @@ class _Tensors:
                 f"{self._folder}: {len(files)} safetensors files without {_INDEX}; "
                 "expected one file, or several with the index"
             )
-        return dict.fromkeys(self._open(files[0]).keys(), files[0])
+        with self._open(files[0]) as file:
+            return dict.fromkeys(file.keys(), files[0])
 
     def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            try:
-                self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{path} cannot be read: {error}") from error
-        return self._files[path]
+        try:
+            return safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def _refuse_unknown(self, known: frozenset[str]) -> None:
         unknown = [

@@ -6,7 +6,7 @@ from services.kvcache.core import KVCache
 from services.scheduler.block_hashes import block_hashes
 from shared.config import KVConfig
 from shared.ids import JobId
-from shared.messages import HASH_BYTES, Direction
+from shared.messages import HASH_BYTES, Direction, Directive
 from tests.cores import Cores, create_config, create_submit
 
 CONVERSATION = list(range(500, 520))
@@ -198,16 +198,64 @@ def test_what_a_job_has_on_the_host_already_is_not_copied_again() -> None:
 # ---------------------------------------------------------------- copies under way
 
 
-def test_a_prefix_stays_while_a_copy_reads_it() -> None:
-    cores = create_cores(host_blocks=10, prefix_blocks=10)
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_prefix_stays_while_a_copy_reads_it_or_a_job_counts_on_it(reuse: bool) -> None:
+    cores = create_cores(host_blocks=10, prefix_blocks=10, reuse=reuse)
     serve(cores, 1, CONVERSATION)
     begin_copy_in(cores, 2)
     cores.kv.prefixes.give_way(10)
     assert cores.kv.cached_blocks == 4, "the fifth block is not read"
     cores.finish_step()
     cores.kv.prefixes.give_way(10)
-    assert cores.kv.cached_blocks == 0
+    assert cores.kv.cached_blocks == (4 if reuse else 0)
     cores.run()
+    cores.kv.prefixes.give_way(10)
+    assert cores.kv.cached_blocks == 0, "nobody counts on it any more"
+
+
+def test_a_job_that_began_with_a_prefix_is_swapped_out_without_it() -> None:
+    """The prefix is on the host already; brought in again, it comes from there."""
+    cores = create_cores()
+    serve(cores, 1, CONVERSATION)
+    cores.submit(create_submit(2, prompt=[*CONVERSATION, 7] * 8, max_tokens=9, cache_salt=""))
+    cores.iterate(3)
+    cores.submit(create_submit(3, prompt=list(range(20)), max_tokens=2))  # shorter, and there is no room
+    out = swap(cores, Direction.OUT)
+    assert out.blocks == 3, "of eight, five are the prefix"
+    back = swap(cores, Direction.IN)
+    assert back.blocks == 8
+    cores.run()
+    assert cores.received[JobId(2)] == [1028 + index for index in range(9)]
+
+
+def swap(cores: Cores, direction: Direction) -> Directive:
+    """Go on until something moves that way."""
+    for _ in range(20):
+        cores.plan()
+        found = [directive for directive in cores.moving if directive.direction is direction]
+        if found:
+            return found[0]
+        cores.finish_all_transfers()
+        if cores.in_flight:
+            cores.finish_step()
+    raise AssertionError(f"nothing is swapped {direction.value}")
+
+
+def test_borrowed_blocks_give_way_to_a_job_that_must_go_to_the_host() -> None:
+    """The host is full of a prefix that a running job counts on: its copy is given up, no job is lost."""
+    cores = create_cores(device_blocks=14, host_blocks=8, prefix_blocks=8)
+    serve(cores, 1, CONVERSATION)
+    assert cores.kv.cached_blocks == 5
+    cores.submit(create_submit(2, prompt=[*CONVERSATION, 7], max_tokens=9, cache_salt=""))
+    cores.iterate(1)
+    cores.submit(create_submit(3, prompt=list(range(24)), max_tokens=9))
+    cores.iterate(1)
+    cores.submit(create_submit(4, prompt=list(range(10)), max_tokens=4))
+    out = swap(cores, Direction.OUT)
+    assert out.job_id == JobId(3) and out.blocks > 3
+    assert cores.kv.cached_blocks < 5
+    cores.run()
+    assert [len(cores.received[JobId(number)]) for number in (2, 3, 4)] == [9, 9, 4]
 
 
 def test_what_is_being_written_cannot_be_found_yet() -> None:

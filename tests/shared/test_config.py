@@ -20,7 +20,7 @@ from shared.errors import ConfigError
         ({"kv": {"device_blocks": 0}}, r"^kv\.device_blocks: Expected `int` >= 1, got 0"),
         ({"scheduler": {"policy": "best"}}, r"^scheduler\.policy: .*'best'"),
         ({"profiler": {"decode_batches": [1, -4]}}, r"^profiler\.decode_batches\[1\]: .* >= 1, got -4"),
-        ({"parallel": {"tensor_parallel": 2}}, r"^parallel\.tensor_parallel: .*2"),
+        ({"parallel": {"tensor_parallel": 0}}, r"^parallel\.tensor_parallel: Expected `int` >= 1, got 0"),
         ({"app": "two words"}, r"^app: .*'two words'"),
         ({"gateway": 5}, r"^gateway: Expected `object`, got `int`"),
     ],
@@ -28,6 +28,34 @@ from shared.errors import ConfigError
 def test_refusals(tree: Tree, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(tree)
+
+
+@pytest.mark.parametrize(
+    ("nats", "message"),
+    [
+        ({"url": "nats://a,tls://b:4222"}, r"^nats\.url: some servers are nats:// and some tls://"),
+        ({"url": "http://a"}, r"^nats\.url: expected nats://HOST:PORT .* got 'http://a'"),
+        ({"url": "a:4222"}, r"^nats\.url: expected .* got 'a:4222'"),
+        ({"url": "nats://a:70000"}, r"^nats\.url: expected .* got 'nats://a:70000'"),
+        ({"url": "tls://[::1"}, r"^nats\.url: expected .* got 'tls://\[::1'"),
+        ({"url": "tls://a,"}, r"^nats\.url: expected .* got ''"),
+        ({"url": "nats://a", "tls_ca": "x"}, r"^nats\.tls_ca: only used with tls://"),
+        ({"url": "tls://a", "tls_cert": "x"}, r"^nats\.tls_key: a certificate needs its key"),
+        ({"password": "p", "password_file": "x"}, r"^nats\.password_file: nats\.password is set too"),
+    ],
+)
+def test_nats_refusals(nats: Tree, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse({"nats": nats})
+
+
+@pytest.mark.parametrize(
+    "nats", [{"url": "nats://me:s3cret@a"}, {"url": "nats://a,tls://b", "password": "s3cret"}]
+)
+def test_a_refusal_shows_no_secret(nats: Tree) -> None:
+    with pytest.raises(ConfigError, match=r"^nats\.url: ") as caught:
+        parse({"nats": nats})
+    assert "s3cret" not in str(caught.value)
 
 
 def test_overrides_reach_nested_keys_and_keep_their_neighbours() -> None:

@@ -1,7 +1,6 @@
-"""A scheduler, a KV manager and a bus in miniature: drives the runners of all stages in one process."""
+"""A scheduler, a KV manager and a bus in miniature: drives the runners of all stages ."""
 
 import random
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.job import Job as ScheduledJob
-from services.stage.runner import StageRunner, StepOutput
+from services.stage.runner import StepOutput
 from services.stage.transport import ActivationTransport
 from shared.config import Config, KVConfig, ModelConfig, ParallelConfig, StageConfig
 from shared.ids import BlockId, JobId, StepId, TransferId
@@ -24,8 +23,9 @@ from shared.messages import (
     Submit,
     TokenHistory,
     TokenLogprobs,
-    Transferred,
 )
+
+from .stages import TIMEOUT_S, Stages
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -61,12 +61,12 @@ class Job:
         return ScheduledJob(replace(submit, **fields), None, 0.0).history()
 
 
-def make_config(folder: Path, *, stages: int = 1, **kv: object) -> Config:
+def make_config(folder: Path, *, stages: int = 1, ranks: int = 1, **kv: object) -> Config:
     options = {"block_size": 4, "device_blocks": 64, "host_blocks": 64} | kv
     return Config(
         model=ModelConfig(path=str(folder), device="cpu"),
         kv=KVConfig(**options),
-        parallel=ParallelConfig(pipeline_stages=stages),
+        parallel=ParallelConfig(pipeline_stages=stages, tensor_parallel=ranks, rank_timeout_s=TIMEOUT_S),
         stage=StageConfig(inline_bytes=512),  # so that decodes go inline and prefills through shared memory
     )
 
@@ -75,20 +75,9 @@ class Pipeline:
     """Blocks are handed out in scrambled order, so that no table is contiguous by luck."""
 
     def __init__(self, config: Config, folder: Path, seed: int = 3) -> None:
-        stages = config.parallel.pipeline_stages
-        self.failures: list[Exception] = []
-        self.transferred: list[Transferred] = []
-        self._lock = threading.Lock()
-        self.runners = [
-            StageRunner(
-                config,
-                stage,
-                folder,
-                on_transferred=self._note,
-                on_copy_error=lambda _, e: self.failures.append(e),
-            )
-            for stage in range(stages)
-        ]
+        self._stages = Stages(config, folder)
+        self.runners = self._stages.runners
+        self.failures = self._stages.failures
         self.transport = ActivationTransport(config.stage)
         self.block_size = config.kv.block_size
         shuffle = random.Random(seed)
@@ -102,8 +91,7 @@ class Pipeline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for runner in self.runners:
-            runner.close()
+        self._stages.close()
         self.transport.close()
 
     def new_job(self, prompt: list[int], sampling: Sampling = GREEDY) -> Job:
@@ -168,8 +156,7 @@ class Pipeline:
         return self._directive(job, Direction.IN, left)
 
     def wait(self, directive: Directive) -> None:
-        for runner in self.runners:
-            runner._copier.wait([directive.transfer_id])
+        self._stages.wait(directive.transfer_id)
 
     def _directive(self, job: Job, direction: Direction, sources: list[int]) -> Directive:
         moves = [Move(BlockId(a), BlockId(b), 1) for a, b in zip(sources, job.blocks, strict=True)]
@@ -178,7 +165,3 @@ class Pipeline:
     def _grow(self, job: Job, context: int) -> None:
         while len(job.blocks) * self.block_size < context:
             job.blocks.append(self.free_device.pop())
-
-    def _note(self, transferred: Transferred) -> None:
-        with self._lock:
-            self.transferred.append(transferred)

@@ -29,11 +29,11 @@ class Harness:
         self.copied: list[int] = []
         copy = self.copier._engine.copy
 
-        def gated(directive: Directive, after: None) -> None:
+        def gated(directive: Directive) -> None:
             self.entered.put(directive.transfer_id)
             if directive.transfer_id in self._gates:
                 assert self._gates[directive.transfer_id].wait(TIMEOUT)
-            copy(directive, after)
+            copy(directive)
             self.copied.append(directive.transfer_id)
 
         self.copier._engine.copy = gated

@@ -38,11 +38,13 @@ def assert_logprobs(model: torch.nn.Module, job: Job) -> None:
         torch.testing.assert_close(expected[place, scored.top_ids], best, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("family", ["llama", "opt"])
-def test_repetition_penalty_and_logprobs_equal_transformers(tiny: Tiny, family: str, stages: int) -> None:
+def test_repetition_penalty_and_logprobs_equal_transformers(
+    tiny: Tiny, family: str, ranks: int, stages: int
+) -> None:
     folder, model = tiny(family)
-    with Pipeline(make_config(folder, stages=stages), folder) as pipeline:
+    with Pipeline(make_config(folder, stages=stages, ranks=ranks), folder) as pipeline:
         fields = {"temperature": 0.0, "logprobs": 3}
         penalised = pipeline.new_job(make_prompt(17, seed=1), Sampling(repetition_penalty=1.4, **fields))
         rewarded = pipeline.new_job(make_prompt(9, seed=2), Sampling(repetition_penalty=0.8, **fields))

@@ -67,13 +67,13 @@ def test_many_decodes_of_very_different_lengths(tiny: Tiny) -> None:
         assert_same_text(model, job.prompt, hf_generate(model, job.prompt, 8), job.output)
 
 
-def test_sampled_text_does_not_depend_on_batch_or_stages(tiny: Tiny) -> None:
+def test_sampled_text_does_not_depend_on_batch_stages_or_ranks(tiny: Tiny) -> None:
     folder, _ = tiny("llama")
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=11)
     prompt = make_prompt(9, seed=1)
 
-    def generate(stages: int, neighbours: int) -> list[int]:
-        with Pipeline(make_config(folder, stages=stages), folder) as pipeline:
+    def generate(stages: int, neighbours: int, ranks: int = 1) -> list[int]:
+        with Pipeline(make_config(folder, stages=stages, ranks=ranks), folder) as pipeline:
             job = pipeline.new_job(prompt, sampling)
             others = [pipeline.new_job(make_prompt(6, seed=n), Sampling(seed=n)) for n in range(neighbours)]
             while len(job.output) < 16:
@@ -83,6 +83,7 @@ def test_sampled_text_does_not_depend_on_batch_or_stages(tiny: Tiny) -> None:
     alone = generate(stages=1, neighbours=0)
     assert generate(stages=1, neighbours=3) == alone
     assert generate(stages=2, neighbours=1) == alone
+    assert generate(stages=2, neighbours=2, ranks=2) == alone
 
 
 def test_plan_without_jobs_only_moves(tiny: Tiny) -> None:

@@ -119,6 +119,7 @@ def test_sigterm_lets_open_answers_end_and_leaves_no_process() -> None:
         ("model.path=/no/such/folder", "/no/such/folder"),
         ("nats.url=nats://127.0.0.1:1", "cannot connect to NATS at nats://127.0.0.1:1"),
         ("kv.device_blocks=100000000", "kv.device_blocks"),
+        ("parallel.tensor_parallel=2", "9 attention heads and 3 KV heads evenly, set it to 1 or 3"),
     ],
 )
 def test_a_start_that_fails_ends_with_the_cause(assignment: str, cause: str) -> None:
