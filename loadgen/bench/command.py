@@ -22,7 +22,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     bench = commands.add_parser(
         "bench",
         help="open-loop load on an OpenAI-compatible server",
-        epilog="example: skipjoin bench http://127.0.0.1:8000 --mix '80%% 32:16, 20%% 256:256' --rate 2",
+        epilog="example: skipjoin bench http://127.0.0.1:8000 --mix '80% 32:16, 20% 256:256' --rate 2",
     )
     bench.add_argument("url", nargs="?", help="of the server; not with --config")
     bench.add_argument("--model", help="default: the first that /v1/models names")
