@@ -82,9 +82,13 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def paired(a: Sequence[Run], b: Sequence[Run]) -> list[Pair]:
-    """Runs of the same repeat; the others have nothing to be compared with."""
-    others = {run.header.repeat: run for run in b}
-    return [Pair(run.records, others[run.header.repeat].records) for run in a if run.header.repeat in others]
+    """Runs of the same requests at the same times; the others have nothing to be compared with."""
+    others = {_load(run): run for run in b}
+    return [Pair(run.records, others[_load(run)].records) for run in a if _load(run) in others]
+
+
+def _load(run: Run) -> tuple[int, int, float | None]:
+    return run.header.repeat, run.header.seed, run.header.rate
 
 
 def ratios(pairs: Sequence[Pair], seed: int = 0) -> list[Ratio]:

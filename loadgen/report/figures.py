@@ -19,6 +19,9 @@ COLOURS = ("#D55E00", "#000000", "#009E73", "#0072B2", "#CC79A7", "#E69F00", "#5
 CURVE_POINTS = 400
 """Of a distribution: more would only make the file large."""
 
+HEADROOM = 1.08
+"""Of a linear axis over its largest value."""
+
 BINS = 60
 """Of the rate of output tokens over time."""
 
@@ -95,7 +98,7 @@ def _logarithmic(axis: Any, values: Sequence[float]) -> None:
     positive = [value for value in values if value > 0]
     if not positive or max(positive) < 4 * min(positive):
         if axis.axis_name == "y":
-            axis.axes.set_ylim(0, None)
+            axis.axes.set_ylim(0, HEADROOM * max(positive, default=1.0))
         return
     ticker: Any = importlib.import_module("matplotlib.ticker")
     {"x": axis.axes.set_xscale, "y": axis.axes.set_yscale}[axis.axis_name]("log")

@@ -68,6 +68,7 @@ class Cell(msgspec.Struct, frozen=True):
 def load(paths: Sequence[Path]) -> list[Cell]:
     """Raises RunError for what is no result."""
     runs = [(path, record.read(path)) for path in record.find(paths)]
+    # The same multiple of the capacity is one place on the axis, also if the capacity was measured twice.
     groups: dict[tuple[str, float | None, float | None], list[Run]] = {}
     objectives: dict[str, Objective] = {}
     for path, run in runs:
@@ -76,14 +77,13 @@ def load(paths: Sequence[Path]) -> list[Cell]:
             objectives[header.target] = parse_settings(header.benchmark, str(path)).objective
         except ConfigError as error:
             raise RunError(str(error)) from None
-        groups.setdefault((header.target, header.load, header.rate), []).append(run)
+        rate = header.rate if header.load is None else None
+        groups.setdefault((header.target, header.load, rate), []).append(run)
     order = list(dict.fromkeys(target for target, _, _ in groups))
-    cells = [
-        Cell(
-            target, rate, load, tuple(sorted(members, key=lambda run: run.header.repeat)), objectives[target]
-        )
-        for (target, load, rate), members in groups.items()
-    ]
+    cells: list[Cell] = []
+    for (target, load, _), members in groups.items():
+        members.sort(key=lambda run: (run.header.repeat, run.header.when))
+        cells.append(Cell(target, members[0].header.rate, load, tuple(members), objectives[target]))
     return sorted(cells, key=lambda cell: (order.index(cell.target), cell.x))
 
 

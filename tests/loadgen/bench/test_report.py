@@ -131,6 +131,19 @@ def test_repeats_are_pooled_and_rates_averaged(tmp_path: Path) -> None:
     assert summary.output_rate == pytest.approx((1 + 1 / 3) / 2)
 
 
+def test_campaigns_with_capacities_of_their_own_lie_at_the_same_loads(tmp_path: Path) -> None:
+    for number, (capacity, latency) in enumerate(((1.0, 1.0), (1.1, 3.0))):
+        for target in ("a", "b"):
+            saved = run([answered(0, 0.0, [latency])], target, 0.9 * capacity, load=0.9, capacity=capacity)
+            save(tmp_path, saved, f"{target}{number}")
+    cells = results.load([tmp_path])
+    assert [(cell.name, len(cell.runs)) for cell in cells] == [
+        ("a, 0.9 of capacity", 2), ("b, 0.9 of capacity", 2),
+    ]  # fmt: skip
+    ((_, table),) = page.comparisons(cells)
+    assert table[1][2] == "2"  # each run against the one that had the same rate
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from shared.errors import ConfigError
 
