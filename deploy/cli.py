@@ -6,6 +6,8 @@ from importlib.metadata import version
 
 from deploy import keys, profile, scale
 from deploy.options import add_config_arguments, load
+from loadgen.bench import command as bench
+from loadgen.report import command as report
 from loadgen.simulate import command as simulate
 from shared.config import to_yaml
 from shared.errors import ConfigError
@@ -48,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     keys.register(commands)
     scale.register(commands)
     simulate.register(commands)
+    bench.register(commands)
+    report.register(commands)
     return parser
 
 

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from loadgen.simulate.lengths import named
 from loadgen.simulate.models import LAUNCH_S, PCIE
+from loadgen.workload.lengths import named
 from services.kvcache.pool import BlockPool, coalesce
 from shared.ids import BlockId, JobId
 

@@ -13,13 +13,22 @@ import threading
 from pathlib import Path
 from typing import Self
 
+from shared.errors import SkipjoinError
+
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 _MARK = "SKIPJOIN_SERVED_MARK"
 
 
+class NotStarted(SkipjoinError):
+    """The application ended, or was not ready in time; the message has what it printed."""
+
+
 class ServedApplication:
-    """Ready inside the context; `stop` sends SIGINT and waits."""
+    """Ready inside the context; `stop` sends SIGINT and waits.
+
+    Entering raises NotStarted.
+    """
 
     def __init__(self, *assignments: str, file: Path | None = None) -> None:
         """file: the configuration, default deploy/local.yaml; assignments: as of `--set`"""
@@ -54,7 +63,9 @@ class ServedApplication:
 
     def __enter__(self) -> Self:
         self._ready.wait(START_TIMEOUT_S)
-        assert self.process.poll() is None and "Ctrl-C" in "".join(self.output), "".join(self.output)
+        if self.process.poll() is not None or "Ctrl-C" not in "".join(self.output):
+            self.stop()
+            raise NotStarted(f"skipjoin serve did not start:\n{''.join(self.output)}")
         return self
 
     def __exit__(self, *_: object) -> None:

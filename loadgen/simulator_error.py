@@ -27,13 +27,13 @@ from deploy.options import DEFAULT_CONFIG
 from deploy.profile import find
 from loadgen.served import ServedApplication
 from loadgen.side_by_side import MODEL, complete
-from loadgen.simulate import lengths
 from loadgen.simulate.capacity import sustained
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.pipeline import Pipeline
 from loadgen.simulate.profile import Profile
 from loadgen.simulate.results import Floats
-from loadgen.simulate.workload import Request, synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import Request, synthetic
 from services.profiler.core import CostFitter, Measurement
 from shared.bus import Bus, Subscription
 from shared.config import Config, load_document, override, parse

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgen.simulate import lengths, models
+from loadgen.simulate import models
 from loadgen.simulate.capacity import work
 from loadgen.simulate.paper import SLO_S
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
-from loadgen.simulate.workload import Request, synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import Request, synthetic
 
 SWEPT = ("fcfs", "fixed-priority", "mlfq", "skip-join", "gittins", "srpt")
 RATIOS = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)

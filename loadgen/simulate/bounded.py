@@ -7,7 +7,7 @@ import msgspec
 
 from loadgen.simulate.gaps import GapHistogram
 from loadgen.simulate.ledger import Ledger
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 from services.scheduler.job import Job
 from shared.ids import JobId
 from shared.messages import FinishReason

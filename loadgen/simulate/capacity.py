@@ -2,9 +2,9 @@
 
 from typing import Any, TypeVar, cast
 
-from loadgen.simulate.lengths import Sampler
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.results import Floats
+from loadgen.workload.lengths import Sampler
 
 _SAMPLES = 1 << 16
 

@@ -14,17 +14,16 @@ from loadgen.simulate import (
     conversations_command,
     example,
     grid_command,
-    lengths,
     paper,
     plots,
     profile,
     scale_command,
-    traces,
 )
 from loadgen.simulate.output import write
 from loadgen.simulate.results import Spread, Summary, summarise
 from loadgen.simulate.scenario import Scenario, swap_modes
-from loadgen.simulate.workload import Request, synthetic
+from loadgen.workload import lengths, traces
+from loadgen.workload.requests import Request, synthetic
 from services.scheduler.policy import POLICIES
 from shared.config import KVConfig, SchedulerConfig
 from shared.errors import ConfigError, SkipjoinError

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadgen.simulate.arrivals import gamma
 from loadgen.simulate.ledger import FullLedger
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.pipeline import TOKEN, Outcome, Pipeline
-from loadgen.simulate.workload import Request, Turn
+from loadgen.workload.arrivals import gamma
+from loadgen.workload.requests import Request, Turn
 from services.scheduler.job import Job
 from shared.config import Config
 from shared.ids import JobId

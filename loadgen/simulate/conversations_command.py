@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.simulate import profile, traces
+from loadgen.simulate import profile
 from loadgen.simulate.conversations import Replay
 from loadgen.simulate.output import write
 from loadgen.simulate.paper import SLO_S
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import Turn
+from loadgen.workload import traces
+from loadgen.workload.requests import Turn
 from services.scheduler.policy import POLICIES
 from shared.config import Config
 from shared.errors import ConfigError

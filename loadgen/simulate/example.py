@@ -2,7 +2,7 @@
 
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.pipeline import Pipeline
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 from shared.config import parse
 from shared.costmodel import CostModel
 

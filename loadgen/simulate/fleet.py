@@ -20,7 +20,7 @@ from loadgen.simulate.pipeline import Pipeline
 from loadgen.simulate.results import Floats, Spread
 from loadgen.simulate.router import FleetRouter
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 
 PROGRESS_EVERY = 1000
 """Requests between two calls of `progress`."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadgen.simulate import lengths
+from loadgen.search import highest_rate
 from loadgen.simulate.capacity import sustained
 from loadgen.simulate.paper import SLO_S
 from loadgen.simulate.results import per_token, summarise
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.search import highest_rate
-from loadgen.simulate.workload import synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import synthetic
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.2)
 CVS = (1.0, 2.0, 4.0, 8.0)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.simulate import grid, lengths, plots, profile
+from loadgen.simulate import grid, plots, profile
 from loadgen.simulate.output import write
 from loadgen.simulate.scenario import Scenario
+from loadgen.workload import lengths
 from services.scheduler.policy import POLICIES
 from shared.errors import ConfigError
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 from services.scheduler.core import Observer
 from services.scheduler.job import Job
 from shared.ids import JobId

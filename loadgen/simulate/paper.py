@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from loadgen.simulate import lengths, models
+from loadgen.search import highest_rate
+from loadgen.simulate import models
 from loadgen.simulate.models import GB
 from loadgen.simulate.results import Floats, per_token, steady
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.search import highest_rate
-from loadgen.simulate.workload import synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import synthetic
 
 SLO_S = 0.3
 """Per output token."""

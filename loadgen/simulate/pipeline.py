@@ -19,7 +19,7 @@ import msgspec
 from loadgen.simulate.copies import StageCopies
 from loadgen.simulate.ledger import FullLedger, JobRecord, Ledger
 from loadgen.simulate.models import ModelProfile
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 from services.kvcache.core import KVCache
 from services.scheduler.core import Scheduler
 from shared.config import Config

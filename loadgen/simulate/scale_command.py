@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadgen.simulate import fleet, lengths, profile
+from loadgen.simulate import fleet, profile
 from loadgen.simulate.capacity import sustained
 from loadgen.simulate.output import write
 from loadgen.simulate.results import Spread
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import stream
+from loadgen.workload import lengths
+from loadgen.workload.requests import stream
 from services.scheduler.policy import POLICIES
 from shared.errors import ConfigError
 

@@ -6,7 +6,7 @@ import msgspec
 
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.pipeline import Outcome, Pipeline
-from loadgen.simulate.workload import Request
+from loadgen.workload.requests import Request
 from services.scheduler.policy import POLICIES
 from shared.config import Config, KVConfig, SchedulerConfig, parse
 from shared.errors import ConfigError

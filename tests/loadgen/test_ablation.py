@@ -2,11 +2,12 @@
 
 import pytest
 
-from loadgen.simulate import lengths, models
+from loadgen.simulate import models
 from loadgen.simulate.capacity import work
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import synthetic
 
 MODEL = models.MODELS["opt-13b"]
 

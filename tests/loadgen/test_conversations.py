@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import main
-from loadgen.simulate.traces import TraceError, parse_conversations
+from loadgen.workload.traces import TraceError, parse_conversations
 
 TABLE = "conv_id,turn,context_len,new_prompt_len,output_len\n"
 

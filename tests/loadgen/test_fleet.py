@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.simulate import fleet, lengths
+from loadgen.simulate import fleet
 from loadgen.simulate.bounded import BoundedLedger
 from loadgen.simulate.capacity import sustained, work
 from loadgen.simulate.gaps import GapHistogram
@@ -17,7 +17,8 @@ from loadgen.simulate.pipeline import INFINITY, Pipeline
 from loadgen.simulate.results import Spread, summarise
 from loadgen.simulate.router import FleetRouter
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import Request, stream, synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import Request, stream, synthetic
 from shared.errors import SkipjoinError
 from shared.ids import JobId
 from tests.loadgen.test_command import result, simulate

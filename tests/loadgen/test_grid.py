@@ -8,9 +8,9 @@ import pytest
 
 from loadgen.simulate import grid
 from loadgen.simulate.capacity import sustained
-from loadgen.simulate.lengths import named
 from loadgen.simulate.models import MODELS
 from loadgen.simulate.scenario import Scenario
+from loadgen.workload.lengths import named
 from tests.loadgen.test_command import result, simulate
 
 SMALL = ("grid", "--lengths", "bimodal", "--cv", "1", "--loads", "1.2", "--n", "30", "--seeds", "1")

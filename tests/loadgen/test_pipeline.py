@@ -3,14 +3,15 @@
 import msgspec
 import pytest
 
-from loadgen.simulate import example, lengths
+from loadgen.simulate import example
 from loadgen.simulate.copies import StageCopies
 from loadgen.simulate.ledger import JobRecord
 from loadgen.simulate.models import MODELS, ModelProfile
 from loadgen.simulate.pipeline import Outcome, Pipeline
 from loadgen.simulate.results import summarise
 from loadgen.simulate.scenario import Scenario
-from loadgen.simulate.workload import Request, synthetic
+from loadgen.workload import lengths
+from loadgen.workload.requests import Request, synthetic
 from services.scheduler.policy import POLICIES
 from shared.config import parse
 from shared.costmodel import BatchLoad, CostModel

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loadgen import simulator_error
-from loadgen.simulate.workload import Request
 from loadgen.simulator_error import Run
+from loadgen.workload.requests import Request
 from services.profiler.core import Measurement
 from shared.config import parse
 from shared.costmodel import BatchLoad, CostModel

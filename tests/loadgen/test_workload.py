@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from loadgen.simulate import lengths
-from loadgen.simulate.arrivals import gamma, poisson
+from loadgen.search import highest_rate
 from loadgen.simulate.paper import requests_published
-from loadgen.simulate.search import highest_rate
-from loadgen.simulate.workload import Request, synthetic, within
+from loadgen.workload import lengths
+from loadgen.workload.arrivals import gamma, poisson
+from loadgen.workload.requests import Request, synthetic, within
 from shared.errors import ConfigError
 
 MANY = 20_000

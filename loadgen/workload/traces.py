@@ -1,32 +1,39 @@
 """Readers of request traces and length tables: CSV and JSONL, whatever their columns are called.
 
-Azure 2023      TIMESTAMP,ContextTokens,GeneratedTokens       2023-11-16 18:15:46.6805900
+Azure           TIMESTAMP,ContextTokens,GeneratedTokens       2023-11-16 18:15:46.6805900; 2024 adds +00:00
 Azure, relative timestamp_s,input_len,output_len              seconds
 Mooncake        {"timestamp": 27482, "input_length": 6955, "output_length": 52, ...}   milliseconds
+BurstGPT        Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type   seconds; a failure has
+                an empty answer, and newer releases have further columns
 ShareGPT        input_len,output_len  or  conv_id,turn,context_len,new_prompt_len,output_len
 """
 
 import csv
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from loadgen.simulate.lengths import Lengths
-from loadgen.simulate.workload import Request, Turn
+from loadgen.workload.lengths import Lengths
+from loadgen.workload.requests import Request, Turn
 from shared.errors import SkipjoinError
 
 TIMES = {"timestamp_s": 1.0, "arrival_s": 1.0, "timestamp": 1e-3, "timestamp_ms": 1e-3}
 """Names of the arrival column and the seconds in its unit; a bare `timestamp` may also be a date."""
 
-PROMPTS = ("input_len", "input_length", "contexttokens", "prompt_len", "context_len")
+BURSTGPT_PROMPT = "request tokens"
+"""Beside this column a bare `timestamp` counts seconds."""
+
+PROMPTS = ("input_len", "input_length", "contexttokens", "prompt_len", "context_len", BURSTGPT_PROMPT)
 """`context_len` of a multi-turn table is the whole prompt, the earlier turns included."""
 
-OUTPUTS = ("output_len", "output_length", "generatedtokens")
+OUTPUTS = ("output_len", "output_length", "generatedtokens", "response tokens")
 
 
 class TraceError(SkipjoinError):
@@ -156,18 +163,28 @@ def _arrival(row: Row, where: str) -> float:
     if column is None:
         return 0.0
     value = row[column]
+    unit = 1.0 if column == "timestamp" and BURSTGPT_PROMPT in row else TIMES[column]
     try:
-        return float(value) * TIMES[column]
+        seconds = float(value) * unit
     except (TypeError, ValueError):
         return _date(str(value).strip(), f"{where}: {column} is {value!r}")
+    if not math.isfinite(seconds):
+        raise TraceError(f"{where}: {column} is {value!r}, not a time")
+    return seconds
+
+
+_DATE = re.compile(r"(?P<whole>[^.]+?)(?P<decimals>\.\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
 
 
 def _date(text: str, where: str) -> float:
-    """Seconds since 1970; Azure writes seven decimals, of which Python reads six."""
-    whole, point, fraction = text.partition(".")
+    """Seconds since 1970, of a date without a zone as if it were UTC; Azure writes seven decimals, of which
+    Python reads six.
+    """
+    match = _DATE.fullmatch(text)
     try:
-        moment = datetime.fromisoformat(whole)
-        decimals = float(f"0.{fraction.rstrip('Z')}") if point else 0.0
+        if match is None:
+            raise ValueError(text)
+        moment = datetime.fromisoformat(match["whole"] + (match["zone"] or "+00:00"))
     except ValueError:
         raise TraceError(f"{where}, neither a number nor a date") from None
-    return moment.replace(tzinfo=UTC).timestamp() + decimals
+    return moment.timestamp() + float(match["decimals"] or 0)

@@ -1,4 +1,4 @@
-"""What is asked of the system: requests with arrival times and the lengths that only the simulator knows."""
+"""Requests with arrival times and the lengths that only the client knows."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.simulate.arrivals import gamma
-from loadgen.simulate.lengths import Lengths, Sampler
+from loadgen.workload.arrivals import gamma
+from loadgen.workload.lengths import Lengths, Sampler
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,1 @@
+"""Open-loop load for any OpenAI-compatible server, and what it measured."""

@@ -1,0 +1,1 @@
+"""Recipes for other servers; nothing of them is imported."""

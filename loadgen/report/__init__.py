@@ -1,0 +1,1 @@
+"""Results of `skipjoin bench`, as tables and pictures."""
