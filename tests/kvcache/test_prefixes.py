@@ -217,7 +217,7 @@ def test_a_job_that_began_with_a_prefix_is_swapped_out_without_it() -> None:
     """The prefix is on the host already; brought in again, it comes from there."""
     cores = create_cores()
     serve(cores, 1, CONVERSATION)
-    cores.submit(create_submit(2, prompt=[*CONVERSATION, 7] * 8, max_tokens=9, cache_salt=""))
+    cores.submit(create_submit(2, prompt=[*CONVERSATION, *([7] * 8)], max_tokens=9, cache_salt=""))
     cores.iterate(3)
     cores.submit(create_submit(3, prompt=list(range(20)), max_tokens=2))  # shorter, and there is no room
     out = swap(cores, Direction.OUT)
