@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -51,14 +51,14 @@ _EXPECTED = (
 
 
 class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: str = Field(description="what is wrong: field, value and limit")
+    type: str = Field(description="invalid_request_error, server_error, timeout_error, requests or tokens")
+    param: str | None = Field(description="the field at fault")
+    code: str | None = Field(description="what is wrong, for programs")
 
 
 class ErrorBody(BaseModel):
-    error: ErrorDetail
+    error: ErrorDetail = Field(description="what is wrong")
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -1,0 +1,84 @@
+"""What /openapi.json says beyond the models: every answer with its headers, examples that work, and keys."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from services.gateway.refusals import ErrorBody
+
+Answers = dict[int | str, dict[str, Any]]
+
+_REQUEST_ID = {
+    "X-Request-Id": {
+        "description": "names the request in /v1/requests: the client's own, or one made up here",
+        "schema": {"type": "string"},
+    }
+}
+_RETRY_AFTER = {
+    "Retry-After": {
+        "description": "when it is worth another try, seconds from now",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+
+
+def _error(description: str, **headers: Any) -> dict[str, Any]:
+    return {"model": ErrorBody, "description": description, "headers": _REQUEST_ID | headers}
+
+
+ERRORS: Answers = {
+    "4XX": _error("refused: the error names field, value and limit"),
+    "5XX": _error("the server failed"),
+}
+"""Of every endpoint under /v1."""
+
+GENERATION_ERRORS: Answers = ERRORS | {
+    429: _error("too much is unfinished here, or of this key", **_RETRY_AFTER),
+    499: _error("it was cancelled by its id"),
+    503: _error("loading or shutting down", **_RETRY_AFTER),
+    504: _error("`timeout` was over before the answer was complete"),
+}
+
+
+def generated(whole: type[Any], events: str) -> Answers:
+    """An answer is one object, or with stream: true a stream of events, described by `events`."""
+    stream = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
+    return {
+        200: {
+            "model": whole,
+            "description": "the answer, whole or streamed",
+            "content": stream,
+            "headers": _REQUEST_ID,
+        },
+        **GENERATION_ERRORS,
+    }
+
+
+def plain(description: str, media_type: str = "text/plain") -> Answers:
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
+
+
+def install(app: FastAPI, model: str, *, keys: bool) -> None:
+    """Finish the document of `app`, whose routes must all be there.
+
+    model: what the examples ask for; keys: an API key is needed
+    """
+    document = app.openapi()
+    for schema in document["components"]["schemas"].values():
+        name = schema.get("properties", {}).get("model")
+        if name is not None:
+            name["examples"] = [model]
+    if keys:
+        bearer = {"type": "http", "scheme": "bearer", "description": "an API key, made by `skipjoin key`"}
+        document["components"]["securitySchemes"] = {"key": bearer}
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if path not in ("/health", "/ready"):
+                    operation["security"] = [{"key": []}]
+                    operation["responses"]["401"] = {
+                        "description": "no key, or one not known here",
+                        "content": {
+                            "application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}
+                        },
+                    }
+    app.openapi_schema = document
