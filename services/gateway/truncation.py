@@ -8,13 +8,12 @@ from services.gateway.tokenizer import ChatMessage
 def latest_that_fit(
     messages: Sequence[ChatMessage], fits: Callable[[list[ChatMessage]], bool]
 ) -> list[ChatMessage]:
-    """The system messages and as many of the latest turns as fit, beginning with one of the user.
+    """All, or the system messages and as many of the latest turns as fit, beginning with one of the user.
 
     fits: true for a part of a conversation if it is for a larger one; it may be slow: O(log turns) calls. If
     not even the last turn of the user fits, that is returned, to be refused with its size.
     """
-    starts = [i for i, message in enumerate(messages) if message["role"] == "user"] or [0]
-    starts[0] = 0  # whatever comes before the first turn of the user goes with it
+    starts = sorted({0, *(i for i, message in enumerate(messages) if message["role"] == "user")})
 
     def since(start: int) -> list[ChatMessage]:
         return [message for i, message in enumerate(messages) if i >= start or message["role"] == "system"]
