@@ -39,10 +39,9 @@ from shared.metrics import Registry
 _ENDPOINTS = frozenset(
     {"/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/requests"}
 )
-_CHUNKS = "server-sent events: `data:` with a chunk as JSON each, at the end `data: [DONE]`"
-_EVENTS = (
-    "server-sent events: `event:` with the type and `data:` with JSON each, as OpenAI's response.* events"
-)
+_CHUNKS = "a chunk as JSON, or an error; `[DONE]` in the last event"
+_EVENTS = "the event as JSON, as OpenAI's response.* events"
+_EVENT_NAME = {"type": "string", "pattern": "^response[.]", "description": "type of the event"}
 
 
 def create_app(
@@ -100,7 +99,9 @@ def create_app(
         """Go on from a text."""
         return await service.generate(request, body, service.admission.completion, CompletionAnswer)
 
-    @app.post("/v1/responses", responses=generated(ResponseObject, _EVENTS), tags=["generation"])
+    @app.post(
+        "/v1/responses", responses=generated(ResponseObject, _EVENTS, event=_EVENT_NAME), tags=["generation"]
+    )
     async def responses(request: Request, body: ResponseRequest) -> Response:
         """Go on from a conversation: OpenAI's newer form, without anything stored."""
         answer = partial(ResponseAnswer, body)
@@ -149,6 +150,6 @@ def create_app(
         """Of Skipjoin."""
         return Version(version=app.version)
 
-    openapi.install(app, service.model, keys=keyring is not None)
     web.install(app)
+    openapi.install(app, service.model, keys=keyring is not None)
     return app

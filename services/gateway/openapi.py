@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond the models: every answer with its headers, examples that work, and keys."""
+"""What /openapi.json says beyond the models: every answer with its headers, the served model, and keys."""
 
 from typing import Any
 
@@ -40,9 +40,17 @@ GENERATION_ERRORS: Answers = ERRORS | {
 }
 
 
-def generated(whole: type[Any], events: str) -> Answers:
-    """An answer is one object, or with stream: true a stream of events, described by `events`."""
-    stream = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
+def generated(whole: type[Any], data: str, **events: Any) -> Answers:
+    """An answer is one object, or with stream: true a stream of server-sent events.
+
+    data: describes their data; events: schema of their `event`, if they have one
+    """
+    event = {
+        "type": "object",
+        "required": ["data", *events],
+        "properties": {"data": {"type": "string", "description": data}, **events},
+    }
+    stream = {"text/event-stream": {"itemSchema": event}}
     return {
         200: {
             "model": whole,
@@ -61,13 +69,14 @@ def plain(description: str, media_type: str = "text/plain") -> Answers:
 def install(app: FastAPI, model: str, *, keys: bool) -> None:
     """Finish the document of `app`, whose routes must all be there.
 
-    model: what the examples ask for; keys: an API key is needed
+    model: the only name that is served; keys: an API key is needed
     """
     document = app.openapi()
     for schema in document["components"]["schemas"].values():
         name = schema.get("properties", {}).get("model")
         if name is not None:
-            name["examples"] = [model]
+            text = next(iter(name.get("anyOf", ())), name)
+            text["enum"] = [model]
     if keys:
         bearer = {"type": "http", "scheme": "bearer", "description": "an API key, made by `skipjoin key`"}
         document["components"]["securitySchemes"] = {"key": bearer}
@@ -81,4 +90,4 @@ def install(app: FastAPI, model: str, *, keys: bool) -> None:
                             "application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}
                         },
                     }
-    app.openapi_schema = document
+    app.openapi = lambda: document

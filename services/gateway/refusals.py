@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from services.gateway.telemetry import record_of
 from shared.errors import (
@@ -133,6 +134,9 @@ def install(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         failure = describe(error)
+        if failure.status == 405:
+            allowed = {"allow": ", ".join(_methods(app, request))}
+            failure = msgspec.structs.replace(failure, headers=failure.headers | allowed)
         if failure.status in (404, 405) and isinstance(error, HTTPException):
             text = f"{request.method} {request.url.path}: {failure.message.lower()}"
             failure = msgspec.structs.replace(failure, message=text)
@@ -144,6 +148,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, answer)  # logged by the server too
     for kind in (*_EXPECTED, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What the path can be asked for. The router itself names only the methods of its first route."""
+    here = [route for route in app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in here for method in getattr(route, "methods", None) or ()})
 
 
 def _invalid(errors: Sequence[Any]) -> Failure:

@@ -67,7 +67,14 @@ class ResponseText(Strict):
 
 
 class ResponseStreamOptions(Strict):
-    include_obfuscation: Literal[False] | None = Field(None, description="no padding is sent (default)")
+    """Nothing to choose so far: no padding is sent."""
+
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.RESPONSE_STREAM_OPTIONS))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.RESPONSE_STREAM_OPTIONS)
 
 
 class ResponseRequest(GenerationRequest):

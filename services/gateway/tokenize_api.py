@@ -1,21 +1,25 @@
 """`/tokenize` and `/detokenize`: what the model sees of a text, and the text of token ids."""
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from services.gateway import unsupported
 from services.gateway.admission import turn
 from services.gateway.openapi import ERRORS
 from services.gateway.schema import Message, Strict, TokenIds
 from services.gateway.serving import Serving
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.unsupported import without_neutral
 
 
 class TokenizeRequest(Strict):
     """Either a prompt, tokenised as /v1/completions does, or messages, as /v1/chat/completions does."""
+
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.TOKENIZE))
 
     model: str | None = Field(None, description="the name that /v1/models lists (default: the one served)")
     prompt: str | None = Field(None, description="a plain text")
@@ -25,10 +29,12 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(
         None, description="begin a prompt with the model's BOS token, if it has one (default true)"
     )
-    add_generation_prompt: Literal[True] | None = Field(
-        None, description="end where the assistant's answer starts, as generating does (default true)"
-    )
     return_token_strs: bool | None = Field(None, description="also write out each token (default false)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unsupported(cls, fields: Any) -> Any:
+        return without_neutral(fields, unsupported.TOKENIZE)
 
     @model_validator(mode="after")
     def _one_source(self) -> "TokenizeRequest":

@@ -53,6 +53,10 @@ MESSAGE: Neutral = {
     "annotations": ([],), "reasoning": (), "reasoning_content": (),
 }  # fmt: skip
 
+RESPONSE_STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,)}
+
+TOKENIZE: Neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,), "tools": ([],)}
+
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 

@@ -216,6 +216,12 @@ async def test_an_answer_can_be_sent_back_as_it_came(client: openai.AsyncOpenAI)
         ({"metadata": {"k": 1}}, "metadata.k", "string"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "16"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "512"),
+        (
+            {"stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "not support",
+        ),
+        ({"stream_options": {"include_obfuscation": 0}}, "stream_options.include_obfuscation", "not support"),
         ({"truncation": "some"}, "truncation", "auto"),
         ({"max_tokens": 5}, "max_tokens", "unknown field"),
         ({"n": 2}, "n", "unknown field"),

@@ -45,6 +45,7 @@ async def test_tokens_written_out_and_without_special_ones(engine: FakeEngine, t
         ("/tokenize", {"prompt": "a", "messages": TURNS}, 400, "prompt"),
         ("/tokenize", {"messages": TURNS, "add_special_tokens": True}, 400, "add_special_tokens"),
         ("/tokenize", {"messages": TURNS, "add_generation_prompt": False}, 400, "add_generation_prompt"),
+        ("/tokenize", {"messages": TURNS, "add_generation_prompt": 1}, 400, "add_generation_prompt"),
         ("/tokenize", {"prompt": "a", "model": "gpt-4"}, 404, "model"),
         ("/tokenize", {"prompt": "a", "x": 1}, 400, "x"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),

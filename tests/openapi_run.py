@@ -1,0 +1,66 @@
+"""The long run of schemathesis, for releases: the real application, asked for whatever /openapi.json allows
+and forbids.
+
+    python -m tests.openapi_run --examples 500
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+CHECKS = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+]
+"""Not `positive_data_acceptance`: a schema cannot say that a prompt fits, or which fields exclude others."""
+
+CONTEXT = 48
+"""Tokens: keeps answers without a maximum short."""
+
+
+async def run(url: str, examples: int, *options: str) -> tuple[int, str]:
+    """Exit status and report of schemathesis over the document at `url`; 0 is: nothing found."""
+    program = Path(sys.executable).with_name("schemathesis")
+    process = await asyncio.create_subprocess_exec(
+        str(program), "run", url, "--checks", ",".join(CHECKS), "--max-examples", str(examples),
+        "--phases", "coverage,fuzzing", "--no-color", "--warnings", "off", *options,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        report, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return process.returncode or 0, report.decode()
+
+
+async def _run(examples: int, seed: int | None) -> int:
+    from tests.application import Application
+
+    options = [] if seed is None else ["--seed", str(seed)]
+    async with Application(model={"max_model_len": CONTEXT}) as application:
+        status, report = await run(f"{application.url}/openapi.json", examples, *options)
+        sys.stdout.write(report)
+        await application.settled()  # no job and no block is left behind
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=500, help="for each operation (default 500)")
+    parser.add_argument("--seed", type=int, help="repeats a run (default: a new one)")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its workers
+    return asyncio.run(_run(options.examples, options.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
