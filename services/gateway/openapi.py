@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond the models: every answer with its headers, the served model, and keys."""
+"""What /openapi.json says beyond the models: every answer with its headers, bodies to try, and keys."""
 
 from typing import Any
 
@@ -20,6 +20,17 @@ _RETRY_AFTER = {
         "schema": {"type": "integer", "minimum": 1},
     }
 }
+
+
+_TURNS = [{"role": "user", "content": "What is the capital of France?"}]
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": _TURNS, "max_tokens": 30, "temperature": 0},
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0},
+    "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 30, "temperature": 0},
+    "/tokenize": {"messages": _TURNS, "return_token_strs": True},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+"""Bodies to try, but for the model."""
 
 
 def _error(description: str, **headers: Any) -> dict[str, Any]:
@@ -77,6 +88,9 @@ def install(app: FastAPI, model: str, *, keys: bool) -> None:
         if name is not None:
             text = next(iter(name.get("anyOf", ())), name)
             text["enum"] = [model]
+    for path, body in _EXAMPLES.items():
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        content["application/json"]["example"] = {"model": model, **body}
     if keys:
         bearer = {"type": "http", "scheme": "bearer", "description": "an API key, made by `skipjoin key`"}
         document["components"]["securitySchemes"] = {"key": bearer}

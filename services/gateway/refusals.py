@@ -135,8 +135,7 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         failure = describe(error)
         if failure.status == 405:
-            allowed = {"allow": ", ".join(_methods(app, request))}
-            failure = msgspec.structs.replace(failure, headers=failure.headers | allowed)
+            failure = msgspec.structs.replace(failure, headers={"allow": ", ".join(_methods(app, request))})
         if failure.status in (404, 405) and isinstance(error, HTTPException):
             text = f"{request.method} {request.url.path}: {failure.message.lower()}"
             failure = msgspec.structs.replace(failure, message=text)

@@ -85,19 +85,11 @@ async def test_a_failure_in_mid_stream_is_raised(engine: FakeEngine, client: ope
 
 
 async def test_closing_a_stream_aborts_the_job(engine: FakeEngine, client: openai.AsyncOpenAI) -> None:
-    aborted = asyncio.Event()
-
-    class Noted(list[int]):
-        def append(self, item: int) -> None:
-            super().append(item)
-            aborted.set()
-
-    engine.aborted = Noted()
     engine.script = [[5], asyncio.Event(), [6]]
     stream = await client.chat.completions.create(model=MODEL, messages=TURNS, stream=True)
     await engine.waiting.wait()
     await stream.close()
-    await asyncio.wait_for(aborted.wait(), 10)
+    await asyncio.wait_for(engine.abort_seen.wait(), 10)
     assert engine.aborted == [engine.submitted[0].job_id]
 
 

@@ -57,3 +57,13 @@ async def test_with_keys_it_asks_for_one(engine: FakeEngine, tokenizer: Tokenize
         path for path, operations in document["paths"].items() for o in operations.values() if "security" in o
     }
     assert document["paths"].keys() - secured == {"/health", "/ready"}
+
+
+async def test_its_examples_are_answered(engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    async with client_of(make_app(engine, tokenizer)) as client:
+        document = (await client.get("/openapi.json")).json()
+        for path, operations in document["paths"].items():
+            if "post" in operations:
+                body = operations["post"]["requestBody"]["content"]["application/json"]["example"]
+                answer = await client.post(path, json=body)
+                assert answer.status_code == 200, answer.text

@@ -292,17 +292,9 @@ async def test_it_is_found_by_its_id(engine: FakeEngine, client: openai.AsyncOpe
 
 
 async def test_closing_a_stream_aborts_the_job(engine: FakeEngine, client: openai.AsyncOpenAI) -> None:
-    aborted = asyncio.Event()
-
-    class Noted(list[int]):
-        def append(self, item: int) -> None:
-            super().append(item)
-            aborted.set()
-
-    engine.aborted = Noted()
     engine.script = [[5], asyncio.Event(), [6]]
     stream = await client.responses.create(model=MODEL, input="hi", stream=True)
     await engine.waiting.wait()
     await stream.close()
-    await asyncio.wait_for(aborted.wait(), 10)
+    await asyncio.wait_for(engine.abort_seen.wait(), 10)
     assert engine.aborted == [engine.submitted[0].job_id]
