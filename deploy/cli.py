@@ -4,7 +4,8 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from deploy import keys, profile
+from deploy import chat, complete, keys, models, profile, requests
+from deploy.connection import Refused
 from deploy.options import add_config_arguments, load
 from loadgen.simulate import command as simulate
 from shared.config import to_yaml
@@ -18,6 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"skipjoin: {error}", file=sys.stderr)
         return 2
+    except Refused as error:
+        print(f"skipjoin: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         add_config_arguments(command)
     profile.register(commands)
-    keys.register(commands)
+    for each in (chat, complete, requests, models, keys):
+        each.register(commands)
     simulate.register(commands)
     return parser
 
