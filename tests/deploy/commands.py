@@ -80,3 +80,14 @@ class Terminal:
     def interrupt(self) -> None:
         """As Ctrl-C does to the program in the foreground."""
         self.process.send_signal(signal.SIGINT)
+
+    async def interrupt_line(self, prompt: str) -> None:
+        """Ctrl-C while a line is typed. Python notices one that comes between its prompt and its waiting for
+        keys only with the next key, so that it is pressed again, as people do.
+        """
+        while prompt not in self.shown:
+            self._news.clear()
+            self.interrupt()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), 5)
+        await self.until(prompt)

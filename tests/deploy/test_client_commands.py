@@ -136,8 +136,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_chat(engine: FakeEngine, url:
         await terminal.until("(stopped)")
         await asyncio.wait_for(engine.abort_seen.wait(), 30)
         await terminal.until("> ")
-        terminal.interrupt()  # and at the prompt it only drops the line
-        await terminal.until("> ")
+        await terminal.interrupt_line("> ")  # at the prompt it only drops the line
         engine.say("whole", stop_token=1)
         terminal.type("two\n")
         await terminal.until("whole")
