@@ -99,7 +99,9 @@ class Chat:
         except KeyboardInterrupt:
             say("\n(stopped)")
         except Refused as refused:
-            say(f"{chr(10) if said else ''}skipjoin: {refused}")
+            if said:
+                write("\n")
+            say(f"skipjoin: {refused}")
         if said:
             self._turns.append({"role": "assistant", "content": "".join(said)})
         else:

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 CHECKS = [
@@ -26,19 +27,30 @@ CONTEXT = 48
 """Tokens: keeps answers without a maximum short."""
 
 
+SETTINGS = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 504]
+"""
+"""504 is the right answer to a `timeout` that is over."""
+
+
 async def run(url: str, examples: int, *options: str) -> tuple[int, str]:
     """Exit status and report of schemathesis over the document at `url`; 0 is: nothing found."""
     program = Path(sys.executable).with_name("schemathesis")
-    process = await asyncio.create_subprocess_exec(
-        str(program), "run", url, "--checks", ",".join(CHECKS), "--max-examples", str(examples),
-        "--phases", "coverage,fuzzing", "--no-color", "--warnings", "off", *options,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        report, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
+    # In a folder of its own: it keeps what it found, and would begin the next run with it.
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "schemathesis.toml").write_text(SETTINGS)
+        process = await asyncio.create_subprocess_exec(
+            str(program), "run", url, "--checks", ",".join(CHECKS), "--max-examples", str(examples),
+            "--phases", "coverage,fuzzing", "--no-color", "--warnings", "off", *options,
+            cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            report, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     return process.returncode or 0, report.decode()
 
 
