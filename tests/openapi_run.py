@@ -1,7 +1,7 @@
 """The long run of schemathesis, for releases: the real application, asked for whatever /openapi.json allows
 and forbids.
 
-    python -m tests.openapi_run --examples 500
+    python -m tests.openapi_run --examples 500 --minutes 60
 """
 
 import argparse
@@ -23,8 +23,8 @@ CHECKS = [
 ]
 """Not `positive_data_acceptance`: a schema cannot say that a prompt fits, or which fields exclude others."""
 
-CONTEXT = 48
-"""Tokens: keeps answers without a maximum short."""
+SMALL = {"model": {"max_model_len": 48}, "gateway": {"max_choices": 4}}
+"""Thousands of answers are made: those without a maximum, and those of many choices, are kept short."""
 
 
 SETTINGS = """
@@ -54,11 +54,12 @@ async def run(url: str, examples: int, *options: str) -> tuple[int, str]:
     return process.returncode or 0, report.decode()
 
 
-async def _run(examples: int, seed: int | None) -> int:
+async def _run(examples: int, minutes: float, seed: int | None) -> int:
     from tests.application import Application
 
-    options = [] if seed is None else ["--seed", str(seed)]
-    async with Application(model={"max_model_len": CONTEXT}) as application:
+    options = ["--max-time", str(round(60 * minutes)), "--request-timeout", "300"]
+    options += [] if seed is None else ["--seed", str(seed)]
+    async with Application(**SMALL) as application:
         status, report = await run(f"{application.url}/openapi.json", examples, *options)
         sys.stdout.write(report)
         await application.settled()  # no job and no block is left behind
@@ -68,10 +69,11 @@ async def _run(examples: int, seed: int | None) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=500, help="for each operation (default 500)")
+    parser.add_argument("--minutes", type=float, default=60, help="at most (default 60)")
     parser.add_argument("--seed", type=int, help="repeats a run (default: a new one)")
     options = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its workers
-    return asyncio.run(_run(options.examples, options.seed))
+    return asyncio.run(_run(options.examples, options.minutes, options.seed))
 
 
 if __name__ == "__main__":
