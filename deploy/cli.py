@@ -4,7 +4,8 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from deploy import keys, profile, scale
+from deploy import chat, complete, keys, models, profile, requests, scale
+from deploy.connection import Refused
 from deploy.options import add_config_arguments, load
 from loadgen.bench import command as bench
 from loadgen.report import command as report
@@ -20,6 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"skipjoin: {error}", file=sys.stderr)
         return 2
+    except Refused as error:
+        print(f"skipjoin: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         add_config_arguments(command)
     profile.register(commands)
-    keys.register(commands)
-    scale.register(commands)
+    for each in (chat, complete, requests, models, keys, scale):
+        each.register(commands)
     simulate.register(commands)
     bench.register(commands)
     report.register(commands)

@@ -292,6 +292,7 @@ def _announce(config: Config) -> None:
     print(
         f"\nSkipjoin serves {config.model.served_name} at {url}\n\n"
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"A chat: {url} in a browser, `skipjoin chat --url {url}` in a terminal. The API: {url}/docs\n"
         "Ctrl-C stops it.",
         flush=True,
     )

@@ -8,8 +8,10 @@ from services.gateway.refusals import describe
 from services.gateway.telemetry import record_of
 from shared.errors import InvalidRequest
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Whoever restarts or routes around a gateway has no key."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs"})
+"""Whoever restarts or routes around a gateway has no key, nor has a browser before its reader typed it in."""
+_OPEN_FOLDERS = ("/pages/", "/swagger/")
+"""Files of those pages."""
 _KEY = "skipjoin.access"
 
 
@@ -21,7 +23,7 @@ class AccessControl:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             access = self._keyring.find(_offered(scope))
             if access is None:
                 await _refuse(scope, receive, send)
@@ -33,6 +35,10 @@ class AccessControl:
 def access_of(scope: Scope) -> Access | None:
     """The key that a request came with; None where no keys are configured."""
     return scope.get(_KEY)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
 
 
 def _offered(scope: Scope) -> str:

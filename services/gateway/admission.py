@@ -5,8 +5,10 @@ import secrets
 
 import msgspec
 
+from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.tokenizer import Tokenizer
+from services.gateway.tokenizer import ChatMessage, Tokenizer
+from services.gateway.truncation import latest_that_fit
 from shared.errors import InvalidRequest
 from shared.ids import JobId, new_job_id
 from shared.messages import Limits, Sampling, Submit
@@ -63,15 +65,28 @@ class Admission:
 
     def chat(self, request: ChatRequest, limits: Limits) -> list[Job]:
         """One job per choice. Raises InvalidRequest."""
-        roles = {"developer": "system"}
-        prompt = self._tokenizer.encode_chat(
-            [{"role": roles.get(m.role, m.role), "content": m.text} for m in request.messages]
-        )
-        name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        messages = [turn(m.role, m.text) for m in request.messages]
         asked = request.max_completion_tokens or request.max_tokens
-        room = self._room(prompt, asked, "messages", name, limits)
-        sampling = self._sampling(request)
-        return self._jobs(request, sampling, prompt, asked or room, continues=False)
+        return self._answer(request, messages, asked, limits)
+
+    def response(self, request: ResponseRequest, limits: Limits) -> list[Job]:
+        """The one job of a response. Raises InvalidRequest."""
+        messages = [turn(role, text) for role, text in request.turns]
+        asked = request.max_output_tokens
+        if request.truncation == "auto":
+            room = limits.max_tokens_total - (asked or 1)
+            messages = latest_that_fit(
+                messages, lambda part: len(self._tokenizer.encode_chat(part, "input")) <= room
+            )
+        return self._answer(request, messages, asked, limits)
+
+    def _answer(
+        self, request: GenerationRequest, messages: list[ChatMessage], asked: int | None, limits: Limits
+    ) -> list[Job]:
+        """Jobs that go on from a conversation."""
+        prompt = self._tokenizer.encode_chat(messages, request.prompt_field)
+        room = self._room(prompt, asked, request.prompt_field, request.length_field, limits)
+        return self._jobs(request, self._sampling(request), prompt, asked or room, continues=False)
 
     def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:
         """One job per choice, those of the first prompt first. Raises InvalidRequest."""
@@ -98,13 +113,14 @@ class Admission:
             raise InvalidRequest(f"{source}: it is empty; send at least one token", param="prompt")
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
-        self._check_ids(prompt, source)
+        self.check_ids(prompt, source)
         return prompt
 
     def _echo(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
-    def _check_ids(self, ids: list[int], param: str) -> None:
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises InvalidRequest for one outside of the vocabulary."""
         size = self._tokenizer.vocab_size
         if ids and (min(ids) < 0 or max(ids) >= size):
             at, bad = next((i, token) for i, token in enumerate(ids) if not 0 <= token < size)
@@ -153,13 +169,13 @@ class Admission:
     ) -> list[Job]:
         """The `n` answers to one prompt."""
         named = request.stop_token_ids or []
-        self._check_ids(named, "stop_token_ids")
+        self.check_ids(named, "stop_token_ids")
         ends = set(named) if request.ignore_eos else self._tokenizer.eos_ids.union(named)
         min_tokens = request.min_tokens or 0
         if min_tokens > max_tokens:
             raise InvalidRequest(
                 f"min_tokens: {_short(min_tokens)} is more than the longest answer, {max_tokens} tokens "
-                "(max_tokens)",
+                f"({request.length_field})",
                 param="min_tokens",
             )
         barred = sorted(self._tokenizer.eos_ids.union(named)) if min_tokens else []
@@ -208,8 +224,13 @@ class Admission:
             if not _TOKEN_ID.fullmatch(key):
                 raise InvalidRequest(f"logit_bias: {key[:100]!r} is no token id", param="logit_bias")
         ids = [int(key) for key in named]
-        self._check_ids(ids, "logit_bias")
+        self.check_ids(ids, "logit_bias")
         return {token: value for token, value in zip(ids, named.values(), strict=True) if value}
+
+
+def turn(role: str, text: str) -> ChatMessage:
+    """As chat templates know it."""
+    return {"role": "system" if role == "developer" else role, "content": text}
 
 
 def _prompts(request: CompletionRequest) -> list[tuple[str, str | list[int]]]:

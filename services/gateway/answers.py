@@ -7,89 +7,90 @@ import time
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from services.gateway.logprobs import ChatLogprobs, CompletionLogprobs, TokenNames
+from services.gateway.refusals import Failure
 from services.gateway.streaming import Piece
 from shared.ids import JobId
 
 DONE = b"data: [DONE]\n\n"
 
 FinishText = Literal["stop", "length"]
+_FINISH = "stop: by itself, or at a stop string or token; length: at the longest length that was asked for"
 
 _encode = msgspec.json.encode
 
 
 class PromptTokensDetails(BaseModel):
-    """cached_tokens: those whose computation an earlier request had done already"""
-
-    cached_tokens: int
+    cached_tokens: int = Field(description="those whose computation an earlier request had done already")
 
 
 class Usage(BaseModel):
     """Token counts; the stop token is a completion token."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens: int = Field(description="of each prompt once, however many answers it gets")
+    completion_tokens: int = Field(description="of all answers")
+    total_tokens: int = Field(description="both together")
+    prompt_tokens_details: PromptTokensDetails = Field(description="what the prompts cost")
 
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
+    content: str = Field(description="the answer's text")
+    refusal: None = Field(default=None, description="always null")
 
 
 class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishText
+    index: int = Field(description="number of the answer, from 0")
+    message: AssistantMessage = Field(description="the answer")
+    logprobs: ChatLogprobs | None = Field(description="if asked for")
+    finish_reason: FinishText = Field(description=_FINISH)
 
 
 class ChatCompletion(BaseModel):
-    id: str
+    id: str = Field(description="chatcmpl- and 16 hexadecimal digits; /v1/requests knows it")
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: None = None
+    created: int = Field(description="seconds since 1970")
+    model: str = Field(description="that generated it")
+    choices: list[ChatChoice] = Field(description="n answers")
+    usage: Usage = Field(description="token counts")
+    system_fingerprint: None = Field(default=None, description="always null")
 
 
 class CompletionChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishText
+    index: int = Field(description="number of the prompt times n, and of its answer, from 0")
+    text: str = Field(description="the answer, behind the prompt with echo")
+    logprobs: CompletionLogprobs | None = Field(description="if asked for")
+    finish_reason: FinishText = Field(description=_FINISH)
 
 
 class Completion(BaseModel):
-    id: str
+    id: str = Field(description="cmpl- and 16 hexadecimal digits; /v1/requests knows it")
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: None = None
+    created: int = Field(description="seconds since 1970")
+    model: str = Field(description="that generated it")
+    choices: list[CompletionChoice] = Field(description="n answers to each prompt")
+    usage: Usage = Field(description="token counts")
+    system_fingerprint: None = Field(default=None, description="always null")
 
 
 class Model(BaseModel):
-    id: str
+    id: str = Field(description="the name that requests give as model")
     object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "skipjoin"
-    max_model_len: int | None
+    created: int = Field(description="when this gateway started, seconds since 1970")
+    owned_by: str = Field(default="skipjoin", description="always skipjoin")
+    max_model_len: int | None = Field(description="longest prompt and answer, tokens; null while loading")
 
 
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[Model] = Field(description="the one that is served")
 
 
 class Answer:
-    """One answer under way; the two kinds below differ in names and in how text is wrapped.
+    """One answer under way: as its kind of event stream, or whole. This one has the chunks of chat and
+    completions, which differ in names and in how text is wrapped.
 
     include_usage: the counts come in an extra last chunk
     names: for log-probabilities; None if the request asks for none
@@ -99,7 +100,7 @@ class Answer:
     chunk_object: str
 
     def __init__(self, job_id: JobId, model: str, *, include_usage: bool, names: TokenNames | None) -> None:
-        self.id = f"{self.prefix}-{job_id:016x}"
+        self.id = f"{self.prefix}{job_id:016x}"
         self.created = int(time.time())
         self.model = model
         self._include_usage = include_usage
@@ -107,6 +108,10 @@ class Answer:
         head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": model}
         self._head = b"data: " + _encode(head)[:-1] + b',"system_fingerprint":null,"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def first_events(self) -> bytes:
+        """What says that the request was accepted, before there is any text."""
+        return b""
 
     def chunk(self, index: int, piece: Piece) -> bytes:
         """One event of choice `index`; empty if there is nothing to say yet."""
@@ -124,6 +129,10 @@ class Answer:
             return DONE
         return self._head + b'],"usage":' + usage.model_dump_json().encode() + b"}\n\n" + DONE
 
+    def failed(self, failure: Failure) -> bytes:
+        """The end of a stream whose answer cannot be completed."""
+        return b"data: " + failure.body() + b"\n\n" + DONE
+
     def whole(self, choices: list[Piece], usage: Usage) -> bytes:
         """The body of an answer that was not streamed."""
         raise NotImplementedError
@@ -136,7 +145,7 @@ class Answer:
 
 
 class ChatAnswer(Answer):
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -169,7 +178,7 @@ class ChatAnswer(Answer):
 
 
 class CompletionAnswer(Answer):
-    prefix = "cmpl"
+    prefix = "cmpl-"
     chunk_object = "text_completion"
 
     def whole(self, choices: list[Piece], usage: Usage) -> bytes:

@@ -48,12 +48,13 @@ class Place:
     def written(self) -> int:
         return self.progress.completion_tokens if self.progress else 0
 
-    def take(self, jobs: Sequence[Submit]) -> None:
+    def take(self, jobs: Sequence[Submit], length_field: str = "max_tokens") -> None:
         """Count what the request turned out to ask for.
 
+        length_field: what errors about the answer's length name
         Raises Overloaded, or InvalidRequest for a request that could never be taken.
         """
-        self._backlog.take(self, jobs)
+        self._backlog.take(self, jobs, length_field)
 
     def leave(self) -> None:
         self._backlog.leave(self)
@@ -94,16 +95,16 @@ class Backlog:
         self._places.add(place)
         return place
 
-    def take(self, place: Place, jobs: Sequence[Submit]) -> None:
+    def take(self, place: Place, jobs: Sequence[Submit], length_field: str) -> None:
         """See `Place.take`."""
         prompt = sum(len(job.prompt) for job in jobs)
         output = sum(job.max_tokens for job in jobs)
         asked, limit = prompt + output, self._most_tokens
         if asked > limit:
             raise InvalidRequest(
-                f"max_tokens: prompt and longest answer of all choices make {asked} tokens, more than the "
-                f"whole queue takes: {limit} (gateway.max_queued_tokens); ask for less",
-                param="max_tokens",
+                f"{length_field}: prompt and longest answer of all choices make {asked} tokens, more than "
+                f"the whole queue takes: {limit} (gateway.max_queued_tokens); ask for less",
+                param=length_field,
                 code="request_too_large",
             )
         if self.tokens + asked > limit:

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from tokenizers import Tokenizer as Backend
 
 from services.gateway.detokenize import TokenBytes
@@ -14,31 +14,25 @@ _LEAST = -9999.0
 
 
 class TopLogprob(BaseModel):
-    """token: its text, or its bytes as `\\xe2\\x80` if they are no whole characters"""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
+    token: str = Field(description="its text, or bytes as \\xe2\\x80 if they are no whole characters")
+    logprob: float = Field(description="the model's own, before temperature and penalties; at least -9999")
+    bytes: list[int] | None = Field(description="of its text, UTF-8; null for a token that has none")
 
 
 class ScoredToken(TopLogprob):
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TopLogprob] = Field(description="the likeliest tokens here, if asked for")
 
 
 class ChatLogprobs(BaseModel):
-    content: list[ScoredToken]
-    refusal: None = None
+    content: list[ScoredToken] = Field(description="one for each token that the text is made of")
+    refusal: None = Field(default=None, description="always null")
 
 
 class CompletionLogprobs(BaseModel):
-    """text_offset: where each token begins in the choice's text, characters
-    top_logprobs: of the drawn token, and of the likeliest
-    """
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: list[str] = Field(description="one for each token that the text is made of")
+    token_logprobs: list[float] = Field(description="the model's own, before temperature and penalties")
+    top_logprobs: list[dict[str, float]] = Field(description="of the drawn token, and of the likeliest")
+    text_offset: list[int] = Field(description="where each begins in the choice's text, characters")
 
 
 class Scored(NamedTuple):

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from services.gateway.telemetry import record_of
 from shared.errors import (
@@ -51,14 +52,14 @@ _EXPECTED = (
 
 
 class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: str = Field(description="what is wrong: field, value and limit")
+    type: str = Field(description="invalid_request_error, server_error, timeout_error, requests or tokens")
+    param: str | None = Field(description="the field at fault")
+    code: str | None = Field(description="what is wrong, for programs")
 
 
 class ErrorBody(BaseModel):
-    error: ErrorDetail
+    error: ErrorDetail = Field(description="what is wrong")
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -133,6 +134,8 @@ def install(app: FastAPI) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         failure = describe(error)
+        if failure.status == 405:
+            failure = msgspec.structs.replace(failure, headers={"allow": ", ".join(_methods(app, request))})
         if failure.status in (404, 405) and isinstance(error, HTTPException):
             text = f"{request.method} {request.url.path}: {failure.message.lower()}"
             failure = msgspec.structs.replace(failure, message=text)
@@ -144,6 +147,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, answer)  # logged by the server too
     for kind in (*_EXPECTED, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What the path can be asked for. The router itself names only the methods of its first route."""
+    here = [route for route in app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in here for method in getattr(route, "methods", None) or ()})
 
 
 def _invalid(errors: Sequence[Any]) -> Failure:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from services.gateway.open_requests import OpenRequest
 from shared.ids import JobId
@@ -10,44 +10,48 @@ from shared.messages import Explanation, JobEventKind
 
 
 class JobReport(BaseModel):
-    """One choice. Times are seconds; `queue` is Q1 for the first."""
+    """One choice."""
 
-    index: int
-    job: str
-    state: Literal["waiting", "running", "preempted", "ended", "unknown"]
-    queue: str | None = None
-    runs_in_s: float | None = None
-    why: str | None = None
-    demotions: int = 0
-    promotions: int = 0
-    preemptions: int = 0
-    recomputations: int = 0
-    seconds: dict[str, float] = {}
+    index: int = Field(description="number of the answer, from 0")
+    job: str = Field(description="16 hexadecimal digits, as in traces")
+    state: Literal["waiting", "running", "preempted", "ended", "unknown"] = Field(
+        description="waiting: it never ran; preempted: it ran, and others run in its place"
+    )
+    queue: str | None = Field(default=None, description="Q1, whose jobs run first, Q2, …")
+    runs_in_s: float | None = Field(default=None, description="when it should run next, seconds from now")
+    why: str | None = Field(default=None, description="why it does not run")
+    demotions: int = Field(default=0, description="how often it went to a lower queue")
+    promotions: int = Field(
+        default=0, description="how often it went to the first queue for having waited long"
+    )
+    preemptions: int = Field(default=0, description="how often others ran in its place")
+    recomputations: int = Field(default=0, description="how often its KV was dropped and computed again")
+    seconds: dict[str, float] = Field(default={}, description="spent in each state so far")
 
 
 class RequestEntry(BaseModel):
-    id: str
+    id: str = Field(description="the client's own name for it, or one made up here (X-Request-Id)")
     object: Literal["request"] = "request"
-    answer_id: str
-    endpoint: str | None = None
-    key: str | None = None
-    created: int | None = None
-    ended: bool
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    answer_id: str = Field(description="chatcmpl-…, cmpl-… or resp_…")
+    endpoint: str | None = Field(default=None, description="the path that was asked")
+    key: str | None = Field(default=None, description="name of the API key that it came with")
+    created: int | None = Field(default=None, description="when it arrived, seconds since 1970")
+    ended: bool = Field(description="its answer is complete, failed or was cancelled")
+    prompt_tokens: int | None = Field(default=None, description="of all prompts")
+    completion_tokens: int | None = Field(default=None, description="of all answers so far")
 
 
 class RequestReport(RequestEntry):
-    choices: list[JobReport]
+    choices: list[JobReport] = Field(description="the first 32 answers, one job each")
 
 
 class RequestList(BaseModel):
     object: Literal["list"] = "list"
-    data: list[RequestEntry]
+    data: list[RequestEntry] = Field(description="oldest first")
 
 
 class Cancelled(BaseModel):
-    id: str
+    id: str = Field(description="as it was given")
     object: Literal["request.cancelled"] = "request.cancelled"
     cancelled: Literal[True] = True
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from services.gateway.access import access_of
 from services.gateway.engine import Engine
 from services.gateway.open_requests import OpenRequest, OpenRequests
+from services.gateway.openapi import ERRORS
 from services.gateway.reports import (
     Cancelled,
     RequestEntry,
@@ -24,7 +25,7 @@ from services.gateway.reports import (
 from shared.errors import InvalidRequest
 from shared.ids import JobId
 
-_ANSWER_ID = re.compile("(?:chatcmpl|cmpl)-([0-9a-f]{16})")
+_ANSWER_ID = re.compile("(?:chatcmpl-|cmpl-|resp_)([0-9a-f]{16})")
 _MOST_REPORTED = 32
 """Choices of one request that are asked about."""
 
@@ -32,13 +33,13 @@ _MOST_REPORTED = 32
 def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bool) -> None:
     """exposed: others than this machine reach the gateway without a key"""
 
-    @app.get("/v1/requests", response_model=RequestList)
+    @app.get("/v1/requests", response_model=RequestList, responses=ERRORS, tags=["requests"])
     async def unfinished(request: Request) -> RequestList:
         """The unfinished requests of this gateway, oldest first."""
         admin_only(request, "the list of requests", exposed=exposed)
         return RequestList(data=[entry_of(each) for each in requests.unfinished()])
 
-    @app.get("/v1/requests/{name:path}", response_model=RequestReport)
+    @app.get("/v1/requests/{name:path}", response_model=RequestReport, responses=ERRORS, tags=["requests"])
     async def explain(request: Request, name: str) -> RequestReport:
         """Where a request is and why it waits, by choice."""
         found = _visible(request, requests.find(name))
@@ -51,7 +52,7 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
         entry = RequestEntry(id=name, answer_id=name, ended=known.state == "ended")
         return await _report(engine, entry, [job_id], True)
 
-    @app.delete("/v1/requests/{name:path}", response_model=Cancelled)
+    @app.delete("/v1/requests/{name:path}", response_model=Cancelled, responses=ERRORS, tags=["requests"])
     async def cancel(request: Request, name: str) -> Cancelled:
         """End a request: its client gets an error, its blocks are freed."""
         found = _visible(request, requests.find(name))
@@ -110,7 +111,7 @@ def _elsewhere(request: Request, name: str) -> JobId:
 def _not_found(name: str) -> InvalidRequest:
     return InvalidRequest(
         f"id: no request {name[:150]!r} is known to this gateway; another replica may have it, or it ended "
-        "long ago (the id of an answer, chatcmpl-… or cmpl-…, is understood by all replicas)",
+        "long ago (the id of an answer, chatcmpl-…, cmpl-… or resp_…, is understood by all replicas)",
         param="id",
         code="not_found",
         status=404,

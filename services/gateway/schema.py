@@ -26,6 +26,8 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.STREAM_OPTIONS))
+
     include_usage: bool | None = Field(
         None, description="send the token counts in an extra last chunk (default false)"
     )
@@ -37,12 +39,10 @@ class StreamOptions(Strict):
 
 
 class GenerationRequest(Strict):
-    """What chat and completions have in common."""
+    """What every request for text has in common."""
 
-    model: str
+    model: str = Field(description="the name that /v1/models lists")
     stream: bool | None = Field(None, description="answer in server-sent events (default false)")
-    stream_options: StreamOptions | None = Field(None, description="only with stream: true")
-    max_tokens: int | None = Field(None, ge=1, description="longest answer, tokens")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy (default 1)")
     top_p: float | None = Field(None, gt=0, le=1, description="nucleus sampling (default 1: off)")
     top_k: int | None = Field(None, ge=-1, description="draw from the k likeliest tokens (default 0: off)")
@@ -64,8 +64,6 @@ class GenerationRequest(Strict):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = Field(
         None, description="token ids, as strings, to what is added to their logits; up to 300"
     )
-    n: int | None = Field(None, ge=1, le=128, description="answers to each prompt (default 1)")
-    best_of: int | None = Field(None, ge=1, description="only the same as n: all answers are returned")
     min_tokens: int | None = Field(
         None, ge=0, description="no end before so many tokens, but by max_tokens (default 0)"
     )
@@ -89,7 +87,6 @@ class GenerationRequest(Strict):
     priority: int | None = Field(
         None, ge=-100, le=100, description="lower runs first, default 0; classes are strict"
     )
-
     cache_salt: str | None = Field(
         None,
         min_length=1,
@@ -97,14 +94,52 @@ class GenerationRequest(Strict):
         description="computed prompts are reused among requests with the same salt (default: those without)",
     )
 
+    @property
+    def prompt_field(self) -> str:
+        """The field that errors about the prompt name."""
+        return "prompt"
+
+    @property
+    def length_field(self) -> str:
+        """The field that errors about the answer's length name."""
+        return "max_tokens"
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return 1
+
+    @property
+    def top(self) -> int | None:
+        """How many alternatives to report beside each token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with token counts of its own."""
+        return False
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class ChoicesRequest(GenerationRequest):
+    """What chat and completions have in common: several answers, and OpenAI's older streams."""
+
+    stream_options: StreamOptions | None = Field(None, description="only with stream: true")
+    max_tokens: int | None = Field(None, ge=1, description="longest answer, tokens")
+    n: int | None = Field(None, ge=1, le=128, description="answers to each prompt (default 1)")
+    best_of: int | None = Field(None, ge=1, description="only the same as n: all answers are returned")
+
     @model_validator(mode="after")
-    def _options_need_stream(self) -> "GenerationRequest":
+    def _options_need_stream(self) -> "ChoicesRequest":
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("value", "only allowed with stream: true", {"param": "stream_options"})
         return self
 
     @model_validator(mode="after")
-    def _best_is_all(self) -> "GenerationRequest":
+    def _best_is_all(self) -> "ChoicesRequest":
         if self.best_of not in (None, self.choices):
             raise PydanticCustomError(
                 "not_supported",
@@ -114,39 +149,28 @@ class GenerationRequest(Strict):
         return self
 
     @property
-    def prompt_field(self) -> str:
-        """The field that errors about the prompt name."""
-        return "prompt"
-
-    @property
     def choices(self) -> int:
-        """Answers to each prompt."""
         return self.n or 1
-
-    @property
-    def top(self) -> int | None:
-        """How many alternatives to report beside each token; None: no log-probabilities."""
-        raise NotImplementedError
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    @property
-    def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
 
 class TextPart(Strict):
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="only text so far")
+    text: str = Field(description="the text itself")
 
 
 class Message(Strict):
     """One turn. `developer` is another name of `system`. Several text parts are joined by line breaks."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.MESSAGE))
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="whose turn it is")
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] = Field(
+        description="a text or its parts"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -160,8 +184,12 @@ class Message(Strict):
         return "\n".join(part.text for part in self.content)
 
 
-class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+class ChatRequest(ChoicesRequest):
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.CHAT))
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] = Field(
+        description="the turns so far; the answer is the next one of the assistant"
+    )
     max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of max_tokens")
     logprobs: bool | None = Field(None, description="report each token's log-probability (default false)")
     top_logprobs: int | None = Field(
@@ -196,11 +224,17 @@ class ChatRequest(GenerationRequest):
         return "messages"
 
     @property
+    def length_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def top(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(ChoicesRequest):
+    model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.COMPLETION))
+
     prompt: (
         str
         | TokenIds

@@ -57,9 +57,12 @@ class Serving:
         request: Request,
         body: _Body,
         admit: Callable[[_Body, Limits], list[Job]],
-        answer_type: type[Answer],
+        answer_type: Callable[..., Answer],
     ) -> Response:
-        """Admit, submit and answer. Raises InvalidRequest, NotReady, Overloaded, DeadlinePassed,
+        """Admit, submit and answer.
+
+        answer_type: an Answer, or what makes one of the same arguments
+        Raises InvalidRequest, NotReady, Overloaded, DeadlinePassed,
         GenerationFailed or ClientGone.
         """
         record = record_of(request.scope)
@@ -81,7 +84,7 @@ class Serving:
         started = time.perf_counter()
         jobs = await asyncio.to_thread(admit, body, limits)
         check_jobs(jobs, body.choices, body.prompt_field, self._config)
-        place.take([job.submit for job in jobs])
+        place.take([job.submit for job in jobs], body.length_field)
         record.child("tokenize", time.perf_counter() - started)
         waited, tenant = record.waited, access.key.tenant if access else None
         generations = [

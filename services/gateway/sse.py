@@ -6,7 +6,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from services.gateway.answers import DONE, Answer, PromptTokensDetails, Usage
+from services.gateway.answers import Answer, PromptTokensDetails, Usage
 from services.gateway.choices import Choices
 from services.gateway.interruption import Interruption
 from services.gateway.readers import ReaderStuck
@@ -60,13 +60,16 @@ class EventStream(Response):
             self._record.failed(failure.outcome, failure.message)
             if failure.unexpected:
                 log.exception("a stream failed")
-            event = b"data: " + failure.body() + b"\n\n" + DONE
+            event = self._answer.failed(failure)
             await send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         async with self._interruption.guard(receive), aclosing(self._choices.pieces()) as pieces:
             await anext(pieces)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            first = self._answer.first_events()
+            if first:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
             unfinished = len(self._choices)
             async for index, piece in pieces:
                 self._record.note_tokens(piece.tokens, index)

@@ -63,29 +63,34 @@ class Tokenizer:
         self.token_bytes = TokenBytes(self._backend)
         self.names = TokenNames(self._backend, self.token_bytes)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the BOS token if the model wants one."""
-        return self._backend.encode(text).ids
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Token ids of a plain prompt, by default with the BOS token if the model wants one."""
+        return self._backend.encode(text, add_special_tokens=special_tokens).ids
 
     def decode(self, ids: list[int]) -> str:
         """The text of a prompt, without special tokens."""
         detokenizer = Detokenizer(self.token_bytes, continues=False)
         return "".join([*(detokenizer.feed(token) for token in ids), detokenizer.flush()])
 
-    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+    def text_of(self, ids: list[int]) -> str:
+        """The text of any ids with all special tokens; bytes that are no characters become U+FFFD."""
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def encode_chat(self, messages: list[ChatMessage], field: str = "messages") -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer starts.
 
+        field: what errors name
         Special tokens come from the template alone, so there is never a second BOS.
         Raises InvalidRequest if the model has no chat template or the template refuses the messages.
         """
-        return self._backend.encode(self.render_chat(messages), add_special_tokens=False).ids
+        return self._backend.encode(self.render_chat(messages, field), add_special_tokens=False).ids
 
-    def render_chat(self, messages: list[ChatMessage]) -> str:
+    def render_chat(self, messages: list[ChatMessage], field: str = "messages") -> str:
         """The text of a conversation; raises like `encode_chat`."""
         if self._template is None:
             raise InvalidRequest(
-                "messages: this model has no chat template; use /v1/completions with a prompt",
-                param="messages",
+                f"{field}: this model has no chat template; use /v1/completions with a prompt",
+                param=field,
                 code="no_chat_template",
             )
         variables: dict[str, Any] = dict(self._special)
@@ -95,7 +100,7 @@ class Tokenizer:
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {error}", param="messages"
+                f"{field}: the model's chat template refuses them: {error}", param=field
             ) from None
         return rendered[0]
 

@@ -3,7 +3,7 @@
 Each is accepted with null or its neutral value, which changes nothing, and refused by name with any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -35,15 +35,32 @@ COMPLETION: Neutral = GENERATION | {
     "suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": (),
 }  # fmt: skip
 
+RESPONSE: Neutral = GENERATION | {
+    "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
+    "max_tool_calls": (), "background": (False,), "reasoning": ({},), "prompt": (),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_key": (), "prompt_cache_retention": (), "prompt_cache_options": ({},),
+    "safety_identifier": (), "context_management": ([],), "moderation": (),
+}  # fmt: skip
+
+RESPONSE_STORED: Neutral = {"previous_response_id": (), "conversation": (), "store": (False,)}
+NOTHING_STORED = "not supported, nothing is stored here: send the earlier turns in input"
+
+RESPONSE_TEXT: Neutral = {"format": ({"type": "text"},), "verbosity": ("medium",)}
+
 MESSAGE: Neutral = {
     "name": (), "refusal": (), "tool_calls": ([],), "tool_call_id": (), "function_call": (), "audio": (),
     "annotations": ([],), "reasoning": (), "reasoning_content": (),
 }  # fmt: skip
 
+RESPONSE_STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,)}
+
+TOKENIZE: Neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,), "tools": ([],)}
+
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 
 
-def without_neutral(fields: Any, table: Neutral) -> Any:
+def without_neutral(fields: Any, table: Neutral, reason: str = "not supported yet") -> Any:
     """`fields` without those of `table` that ask for nothing.
 
     Raises PydanticCustomError, with the name in its context as `param`, for one that asks for something.
@@ -56,8 +73,8 @@ def without_neutral(fields: Any, table: Neutral) -> Any:
             accepted = " or ".join(map(repr, neutral)) or "null"
             raise PydanticCustomError(
                 "not_supported",
-                "not supported yet (accepted: {accepted})",
-                {"param": name, "accepted": accepted, "got": value},
+                "{reason} (accepted: {accepted})",
+                {"param": name, "reason": reason, "accepted": accepted, "got": value},
             )
     return {name: value for name, value in fields.items() if name not in table}
 
@@ -65,3 +82,22 @@ def without_neutral(fields: Any, table: Neutral) -> Any:
 def _same(value: Any, neutral: Any) -> bool:
     """Equal, and a boolean only to a boolean: in Python True == 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def in_schema(*tables: Neutral) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: says of the fields of `tables` which values are taken."""
+
+    def extend(schema: dict[str, Any]) -> None:
+        fields = schema.setdefault("properties", {})
+        for table in tables:
+            for name, neutral in table.items():
+                fields.setdefault(
+                    name,
+                    {
+                        "enum": [None, *neutral],
+                        "default": None,
+                        "description": "not supported; changes nothing",
+                    },
+                )
+
+    return extend

@@ -136,6 +136,7 @@ class FakeEngine:
         self.aborted: list[int] = []
         self.explanations: dict[int, Explanation] = {}
         self.waiting = asyncio.Event()
+        self.abort_seen = asyncio.Event()
 
     def say(self, text: str, *, at_once: int = 1, stop_token: int | None = None) -> None:
         tokens = self._tokenizer.encode(text)[1:]
@@ -171,6 +172,7 @@ class FakeEngine:
         finally:
             if not ended:
                 self.aborted.append(submit.job_id)
+                self.abort_seen.set()
 
     async def explain(self, job_id: JobId) -> Explanation:
         return self.explanations.get(job_id, Explanation(job_id, found=False))

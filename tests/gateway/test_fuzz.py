@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.gateway import unsupported
+from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.tokenizer import Tokenizer
 from tests.gateway.fakes import MODEL, FakeEngine, client_of, make_app
@@ -30,23 +31,33 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
+SOURCES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+}
+models = (ChatRequest, CompletionRequest, ResponseRequest)
 names = st.sampled_from(
-    sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *unsupported.CHAT, "", "x.y"})
-)
+    sorted(
+        {
+            *(name for model in models for name in model.model_fields),
+            *unsupported.CHAT, *unsupported.RESPONSE, *unsupported.RESPONSE_STORED, "", "x.y",
+        }
+    )
+)  # fmt: skip
 bodies = st.dictionaries(names, values, max_size=5)
 
 
 @settings(max_examples=300, deadline=None)
-@given(chat=st.booleans(), complete=st.booleans(), fields=bodies)
-@example(chat=False, complete=True, fields={"temperature": 10**400})
-@example(chat=False, complete=True, fields={"top_k": 10**400, "seed": -(2**63)})
-@example(chat=False, complete=True, fields={"temperature": 5e-324, "top_p": 5e-324})
+@given(path=st.sampled_from(sorted(SOURCES)), complete=st.booleans(), fields=bodies)
+@example(path="/v1/completions", complete=True, fields={"temperature": 10**400})
+@example(path="/v1/completions", complete=True, fields={"top_k": 10**400, "seed": -(2**63)})
+@example(path="/v1/completions", complete=True, fields={"temperature": 5e-324, "top_p": 5e-324})
+@example(path="/v1/responses", complete=True, fields={"truncation": "auto", "max_output_tokens": 10**400})
 def test_no_parameters_give_a_5xx(
-    tokenizer: Tokenizer, chat: bool, complete: bool, fields: dict[str, Any]
+    tokenizer: Tokenizer, path: str, complete: bool, fields: dict[str, Any]
 ) -> None:
-    source = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
-    body = ({"model": MODEL} | source if complete else {}) | fields
-    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body = ({"model": MODEL} | SOURCES[path] if complete else {}) | fields
     engine = FakeEngine(tokenizer)
 
     async def send() -> tuple[int, str]:

@@ -85,26 +85,33 @@ async def test_a_failure_in_mid_stream_is_raised(engine: FakeEngine, client: ope
 
 
 async def test_closing_a_stream_aborts_the_job(engine: FakeEngine, client: openai.AsyncOpenAI) -> None:
-    aborted = asyncio.Event()
-
-    class Noted(list[int]):
-        def append(self, item: int) -> None:
-            super().append(item)
-            aborted.set()
-
-    engine.aborted = Noted()
     engine.script = [[5], asyncio.Event(), [6]]
     stream = await client.chat.completions.create(model=MODEL, messages=TURNS, stream=True)
     await engine.waiting.wait()
     await stream.close()
-    await asyncio.wait_for(aborted.wait(), 10)
+    await asyncio.wait_for(engine.abort_seen.wait(), 10)
     assert engine.aborted == [engine.submitted[0].job_id]
 
 
-async def test_the_synchronous_client(url: str) -> None:
-    def ask() -> str:
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            stream = client.chat.completions.create(model=MODEL, messages=TURNS, stream=True)
-            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+async def test_the_synchronous_client(engine: FakeEngine, url: str) -> None:
+    engine.say("hello there", stop_token=1)
 
-    assert await asyncio.to_thread(ask) == "hello there"
+    def ask() -> list[str | None]:
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            chat = client.chat.completions.create(model=MODEL, messages=TURNS)
+            chunks = client.chat.completions.create(model=MODEL, messages=TURNS, stream=True)
+            completion = client.completions.create(model=MODEL, prompt="hi", max_tokens=5)
+            texts = client.completions.create(model=MODEL, prompt="hi", max_tokens=5, stream=True)
+            response = client.responses.create(model=MODEL, input="hi")
+            with client.responses.stream(model=MODEL, input="hi") as events:
+                streamed = events.get_final_response()
+            return [
+                chat.choices[0].message.content,
+                "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
+                completion.choices[0].text,
+                "".join(chunk.choices[0].text for chunk in texts),
+                response.output_text,
+                streamed.output_text,
+            ]
+
+    assert await asyncio.to_thread(ask) == ["hello there"] * 6

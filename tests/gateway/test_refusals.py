@@ -316,6 +316,22 @@ async def test_wrong_paths_and_methods(app: FastAPI) -> None:
             assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("OPTIONS", "/v1/requests/x", "DELETE, GET"),
+        ("PUT", CHAT_PATH, "POST"),
+        ("POST", "/v1/models/x", "GET"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_right_ones(
+    app: FastAPI, method: str, path: str, allowed: str
+) -> None:
+    async with client_of(app) as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
 async def test_not_ready_is_503_with_retry_after(engine: FakeEngine, app: FastAPI) -> None:
     engine.ready = (False, "loading the model")
     async with client_of(app) as client:

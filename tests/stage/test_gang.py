@@ -235,7 +235,10 @@ def test_no_rank_outlives_rank_0(tiny: Tiny, tmp_path: Path) -> None:
     folder, _ = tiny("llama")
     script = tmp_path / "rank_0.py"
     script.write_text(RANK_0)
-    rank_0 = subprocess.Popen([sys.executable, str(script), str(folder)], stdin=-1, stdout=-1, text=True)
+    rank_0 = subprocess.Popen(
+        [sys.executable, str(script), str(folder)], stdin=-1, stdout=-1, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
     assert rank_0.stdout is not None
     rank_1 = os.pidfd_open(int(rank_0.stdout.readline()))
     rank_0.kill()

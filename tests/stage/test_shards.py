@@ -68,7 +68,7 @@ def test_a_stage_refuses_heads_that_do_not_come_out_even(tiny: Tiny) -> None:
 
 
 def load(folder: Path, rank: int, ranks: int, stages: int = 1, stage: int = 0) -> ModelSlice:
-    part = ModelSlice(load_config(folder), stages, stage, torch.float32, RankOf(rank, ranks))
+    part = ModelSlice(load_config(folder), stages, stage, torch.float32, collectives=RankOf(rank, ranks))
     weights.load(part, folder, torch.device("cpu"), lambda fraction: None)
     return part
 
@@ -129,7 +129,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
 torch.set_num_threads(1)
 weights.can_pack("cpu", torch.float32)
-part = ModelSlice(load_config(folder), 1, 0, torch.float32, RankOf(rank, ranks))
+part = ModelSlice(load_config(folder), 1, 0, torch.float32, collectives=RankOf(rank, ranks))
 size = 4 * sum(parameter.numel() for parameter in part.model.parameters())
 before = peak()
 weights.load(part, folder, torch.device("cpu"), lambda fraction: None)

@@ -2,14 +2,22 @@
 
 import asyncio
 
+import pytest
+
 from tests.application import Application
 from tests.system.reference import make_prompt
 
 
-async def test_clients_that_leave_give_their_blocks_back() -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_clients_that_leave_give_their_blocks_back(stages: int) -> None:
+    """Nor does one that asks for more than the pool holds: it is told so at once."""
     async with Application(
-        kv={"device_blocks": 16, "host_blocks": 32}, scheduler={"max_batch_size": 3}
+        kv={"device_blocks": 16, "host_blocks": 32},
+        scheduler={"max_batch_size": 3},
+        parallel={"pipeline_stages": stages},
     ) as app:
+        too_long = await app.http.post("/v1/completions", json=app.completion("word " * 300, 1))
+        assert too_long.status_code == 400 and "KV cache" in too_long.json()["error"]["message"]
         body = {"model": app.config.model.served_name, "max_tokens": 150, "ignore_eos": True, "stream": True}
 
         async def leave_after(index: int, chunks: int) -> None:

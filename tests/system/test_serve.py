@@ -75,6 +75,15 @@ def test_health_ready_and_the_metrics_of_every_service(served: ServedApplication
     assert sum(float(count) for _, count in blocks) == 64  # the profiler's own jobs may hold some
 
 
+def test_the_pages_come_through_the_ingress(served: ServedApplication) -> None:
+    for path, kind in (
+        ("/", "text/html"), ("/docs", "text/html"), ("/pages/main.js", "javascript"),
+        ("/swagger/swagger-ui.css", "text/css"), ("/openapi.json", "application/json"),
+    ):  # fmt: skip
+        answer = httpx.get(f"{served.url}{path}")
+        assert answer.status_code == 200 and kind in answer.headers["content-type"], path
+
+
 def test_a_request_has_one_id(served: ServedApplication) -> None:
     for given in ({"request_id": "mine"}, {}):
         answer = httpx.post(f"{served.url}/v1/completions", json={"model": MODEL, "prompt": "a", **given})

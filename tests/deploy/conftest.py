@@ -1,0 +1,3 @@
+from tests.gateway.conftest import engine, model_folder, tokenizer
+
+__all__ = ["engine", "model_folder", "tokenizer"]
