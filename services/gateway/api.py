@@ -38,14 +38,8 @@ from shared.config import Config
 from shared.metrics import Registry
 
 _ENDPOINTS = frozenset(
-    {
-        "/v1/models",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/requests",
-        "/v1/pipelines",
-    }  # fmt: skip
+    f"/v1/{name}"
+    for name in ("models", "chat/completions", "completions", "responses", "requests", "pipelines")
 )
 _CHUNKS = "a chunk as JSON, or an error; `[DONE]` in the last event"
 _EVENTS = "the event as JSON, as OpenAI's response.* events"
