@@ -6,10 +6,13 @@ import secrets
 import msgspec
 
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.structured.constraint import Constraint, constraint_of
+from services.gateway.structured.formats import FORMATS, Hermes, ToolFormat, recognise
+from services.gateway.structured.turns import native_tools, native_turns, plain_turns
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest
 from shared.ids import JobId, new_job_id
-from shared.messages import Limits, Sampling, Submit
+from shared.messages import Grammar, Limits, Sampling, Submit
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default length of a completion, tokens."""
@@ -26,12 +29,17 @@ class Job(msgspec.Struct, frozen=True):
 
     continues: the answer goes on from the prompt's text instead of starting a text of its own
     echo: text that goes before the answer
+    constraint: where `submit.grammar` comes from
+    tool_format, functions: how calls are written in the answer, and what may be called
     """
 
     submit: Submit
     stops: list[str]
     continues: bool
     echo: str = ""
+    constraint: Constraint | None = None
+    tool_format: ToolFormat | None = None
+    functions: tuple[str, ...] = ()
 
     def after(self, waited: float, tenant: str | None = None) -> "Job":
         """The same, that many seconds after the request arrived, on account of `tenant` if there is one."""
@@ -45,12 +53,19 @@ class Admission:
 
     model: the name that clients must ask for
     reply_to: the bus instance that receives the tokens
+    max_grammar_bytes: largest grammar, as the bus carries it
     """
 
-    def __init__(self, tokenizer: Tokenizer, model: str, reply_to: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, reply_to: str, max_grammar_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._reply_to = reply_to
+        self._max_grammar_bytes = max_grammar_bytes
+        template = tokenizer.tool_template
+        name = recognise(template) if template else None
+        self._native_tools = name is not None
+        kind = FORMATS[name or "hermes"]
+        self._tool_format = kind(tokenizer.special_id(kind.opening) if kind.opening else None)
 
     def check_model(self, model: str) -> None:
         if model != self._model:
@@ -63,15 +78,31 @@ class Admission:
 
     def chat(self, request: ChatRequest, limits: Limits) -> list[Job]:
         """One job per choice. Raises InvalidRequest."""
-        roles = {"developer": "system"}
-        prompt = self._tokenizer.encode_chat(
-            [{"role": roles.get(m.role, m.role), "content": m.text} for m in request.messages]
-        )
+        prompt = self._conversation(request)
         name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = request.max_completion_tokens or request.max_tokens
         room = self._room(prompt, asked, "messages", name, limits)
         sampling = self._sampling(request)
-        return self._jobs(request, sampling, prompt, asked or room, continues=False)
+        jobs = self._jobs(request, sampling, prompt, asked or room, continues=False)
+        constraint = constraint_of(request, self._tool_format, self._max_grammar_bytes)
+        return [self._constrained(job, request, constraint) for job in jobs] if constraint else jobs
+
+    def _conversation(self, request: ChatRequest) -> list[int]:
+        if self._native_tools:
+            return self._tokenizer.encode_chat(native_turns(request), native_tools(request))
+        return self._tokenizer.encode_chat(plain_turns(request, Hermes()))
+
+    def _constrained(self, job: Job, request: ChatRequest, constraint: Constraint) -> Job:
+        replace = msgspec.structs.replace
+        grammar = Grammar(constraint.source, sorted(self._tokenizer.eos_ids), constraint.field)
+        functions = tuple(tool.function.name for tool in request.offered_tools)
+        return replace(
+            job,
+            submit=replace(job.submit, grammar=grammar),
+            constraint=constraint,
+            tool_format=self._tool_format if functions else None,
+            functions=functions,
+        )
 
     def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:
         """One job per choice, those of the first prompt first. Raises InvalidRequest."""
