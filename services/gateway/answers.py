@@ -43,7 +43,7 @@ class AssistantMessage(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """arguments: JSON as the model wrote it; complete unless the answer was cut by max_tokens or a stop string"""
+    """arguments: JSON as the model wrote it; complete unless max_tokens or a stop string cut the answer"""
 
     name: str
     arguments: str

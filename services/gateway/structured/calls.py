@@ -11,7 +11,11 @@ from services.gateway.structured.formats import ToolFormat
 
 
 class CallDelta(NamedTuple):
-    """What a piece of text adds to the call of that number, counted from 0. The first delta of a call has its id and name."""
+    """What a piece of text adds to a call.
+
+    number: of the call in its answer, from 0
+    id, name: in the first delta of the call, else None
+    """
 
     number: int
     id: str | None

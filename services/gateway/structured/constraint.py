@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from services.gateway.schema import ChatRequest
 from services.gateway.structured.fields import Function, NamedTool
-from services.gateway.structured.formats import ToolFormat, parameters
+from services.gateway.structured.formats import ToolFormat, parameters_rule
 from services.gateway.structured.schemas import ANY_OBJECT, json_rule
 from shared.errors import InvalidRequest
 
@@ -42,8 +42,9 @@ def constraint_of(request: ChatRequest, tool_format: ToolFormat, most_bytes: int
         found = Constraint(f"start: {content.rule}", [content]) if content else None
     else:
         parts = [
-            Part(f"tools[{i}].function.parameters", json_rule(parameters(each), strict=each.strict))
-            for i, each in enumerate(functions)
+            Part(f"tools[{i}].function.parameters", parameters_rule(tool.function))
+            for i, tool in enumerate(request.offered_tools)
+            if tool.function in functions
         ]
         choice = request.tool_choice or "auto"
         several = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)

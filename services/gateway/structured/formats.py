@@ -49,8 +49,9 @@ class ToolFormat(ABC):
         """
         rules = [f"call: {' | '.join(f'f{i}' for i in range(len(functions)))}"]
         for i, function in enumerate(functions):
-            head = literal(self.head(function.name))
-            rules.append(f'f{i}: {head} {json_rule(parameters(function), strict=function.strict)} "}}"')
+            rules.append(
+                f"f{i}: {literal(self.head(function.name))} {parameters_rule(function)} {literal('}')}"
+            )
         rules += self.calls(several=several and self.parallel, after_text=not must_call and text is None)
         answer = "calls" if must_call else f"({self.no_call if text is None else text}) | calls"
         return "\n".join(["%llguidance {}", f"start: {answer}", *rules, _TEXT])
@@ -131,8 +132,8 @@ def recognise(template: str) -> str | None:
     return next((name for mark, name in _RECOGNISED if mark in template), None)
 
 
-def parameters(function: Function) -> dict[str, Any]:
-    """Their schema: always one of an object."""
+def parameters_rule(function: Function) -> str:
+    """Rule body of the arguments, always an object."""
     if function.parameters is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object"} | function.parameters
+        return literal("{}")
+    return json_rule({"type": "object"} | function.parameters, strict=function.strict)

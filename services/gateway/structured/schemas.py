@@ -5,8 +5,8 @@ from typing import Any
 
 _OPTIONS = "x-guidance"
 """llguidance reads its options under this key of a schema; whatever a client writes there is replaced."""
-_WHITESPACE = r"[ \n][ \t]{0,32}"
-"""Between the parts of a value: a blank or a line break and an indentation. Without a bound, a small model
+_WHITESPACE = r" |\n[ \t]{0,32}"
+"""Between the parts of a value: a blank, or a line break and an indentation. Without a bound, a small model
 may write blanks until max_tokens."""
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
