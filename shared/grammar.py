@@ -14,6 +14,10 @@ from shared.errors import GrammarError
 _LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own: about 20 ms to build a lexer, 15 ms for the mask of one token."""
 _LONGEST_REASON = 300
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""Where only one text can follow, llguidance would allow that text's usual tokens alone. Without, a token may
+be drawn if and only if some answer goes on with its bytes: what a draw depends on stays simple to say.
+"""
 
 
 def vocabulary(folder: Path, ends: Sequence[int]) -> LLTokenizer:
@@ -25,8 +29,8 @@ def vocabulary(folder: Path, ends: Sequence[int]) -> LLTokenizer:
 
 
 def compile_grammar(tokens: LLTokenizer, source: str) -> LLMatcher:
-    """A matcher at the beginning of an answer. Raises GrammarError."""
-    matcher = LLMatcher(tokens, source, log_level=0, limits=_LIMITS)
+    """A matcher at the beginning of an answer. source: in Lark. Raises GrammarError."""
+    matcher = LLMatcher(tokens, _OPTIONS + source, log_level=0, limits=_LIMITS)
     check(matcher)
     return matcher
 

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from services.gateway.schema import ChatRequest
-from services.gateway.structured.fields import Function, NamedTool
-from services.gateway.structured.formats import ToolFormat, parameters_rule
+from services.gateway.structured.fields import NamedTool
+from services.gateway.structured.formats import ToolFormat, arguments_rule
 from services.gateway.structured.schemas import ANY_OBJECT, json_rule
 from shared.errors import InvalidRequest
 
@@ -34,24 +34,21 @@ class Constraint(NamedTuple):
 
 def constraint_of(request: ChatRequest, tool_format: ToolFormat, most_bytes: int) -> Constraint | None:
     """What the answer must match; None if nothing is asked for. Raises InvalidRequest for a grammar of more
-    than `most_bytes`.
+    than `most_bytes` and for schemas that are too much work.
     """
     content = _content(request)
-    functions = _functions(request)
-    if not functions:
+    tools = _callable_tools(request)
+    if not tools:
         found = Constraint(f"start: {content.rule}", [content]) if content else None
     else:
-        parts = [
-            Part(f"tools[{i}].function.parameters", parameters_rule(tool.function))
-            for i, tool in enumerate(request.offered_tools)
-            if tool.function in functions
-        ]
         choice = request.tool_choice or "auto"
-        several = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
         source = tool_format.grammar(
-            functions, text=content.rule if content else None, must_call=choice != "auto", several=several
+            {name: part.rule for name, part in tools.items()},
+            text=content.rule if content else None,
+            must_call=choice != "auto",
+            several=request.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         )
-        found = Constraint(source, [*parts, *([content] if content else [])])
+        found = Constraint(source, [*tools.values(), *([content] if content else [])])
     if found is not None and len(found.source.encode()) > most_bytes:
         raise InvalidRequest(
             f"{found.field}: the schemas make a grammar of {len(found.source.encode())} bytes; at most "
@@ -68,14 +65,17 @@ def _content(request: ChatRequest) -> Part | None:
         return None
     if asked.json_schema is None:
         return Part("response_format", json_rule(ANY_OBJECT, strict=True))
-    schema = asked.json_schema
-    return Part("response_format.json_schema.schema", json_rule(schema.schema_, strict=schema.strict))
+    schema, field = asked.json_schema, "response_format.json_schema.schema"
+    return Part(field, json_rule(schema.schema_, strict=schema.strict, field=field))
 
 
-def _functions(request: ChatRequest) -> list[Function]:
-    """Those that may be called."""
+def _callable_tools(request: ChatRequest) -> dict[str, Part]:
+    """The arguments of each function that may be called, by its name."""
     choice = request.tool_choice
-    functions = [tool.function for tool in request.offered_tools]
-    if isinstance(choice, NamedTool):
-        return [each for each in functions if each.name == choice.function.name]
-    return functions
+    only = choice.function.name if isinstance(choice, NamedTool) else None
+    found: dict[str, Part] = {}
+    for i, tool in enumerate(request.offered_tools):
+        if only in (None, tool.function.name):
+            field = f"tools[{i}].function.parameters"
+            found[tool.function.name] = Part(field, arguments_rule(tool.function, field))
+    return found

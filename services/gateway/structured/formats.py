@@ -13,6 +13,7 @@ import json
 import secrets
 import string
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from services.gateway.structured.fields import Function
@@ -40,21 +41,22 @@ class ToolFormat(ABC):
         """opening_id: the special token that `opening` is, if it is one"""
         self.opening_id = opening_id
 
-    def grammar(self, functions: list[Function], *, text: str | None, must_call: bool, several: bool) -> str:
+    def grammar(
+        self, arguments: Mapping[str, str], *, text: str | None, must_call: bool, several: bool
+    ) -> str:
         """Lark source of an answer.
 
+        arguments: rule bodies, by the name of the function
         text: rule body of an answer without a call; None: any text, which may also go before a call
         must_call: an answer without a call is none
         several: more than one call is allowed
         """
-        rules = [f"call: {' | '.join(f'f{i}' for i in range(len(functions)))}"]
-        for i, function in enumerate(functions):
-            rules.append(
-                f"f{i}: {literal(self.head(function.name))} {parameters_rule(function)} {literal('}')}"
-            )
+        rules = [f"call: {' | '.join(f'f{i}' for i in range(len(arguments)))}"]
+        for i, (name, rule) in enumerate(arguments.items()):
+            rules.append(f"f{i}: {literal(self.head(name))} {rule} {literal('}')}")
         rules += self.calls(several=several and self.parallel, after_text=not must_call and text is None)
         answer = "calls" if must_call else f"({self.no_call if text is None else text}) | calls"
-        return "\n".join(["%llguidance {}", f"start: {answer}", *rules, _TEXT])
+        return "\n".join([f"start: {answer}", *rules, _TEXT])
 
     no_call = "TEXT"
     """Rule body of free text without a call."""
@@ -132,8 +134,8 @@ def recognise(template: str) -> str | None:
     return next((name for mark, name in _RECOGNISED if mark in template), None)
 
 
-def parameters_rule(function: Function) -> str:
-    """Rule body of the arguments, always an object."""
+def arguments_rule(function: Function, field: str) -> str:
+    """Rule body of the arguments, always an object. field: the path of their schema. Raises InvalidRequest."""
     if function.parameters is None:
         return literal("{}")
-    return json_rule({"type": "object"} | function.parameters, strict=function.strict)
+    return json_rule({"type": "object"} | function.parameters, strict=function.strict, field=field)
