@@ -129,13 +129,16 @@ _RECOGNISED = (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ('"parame
 
 def recognise(template: str) -> str | None:
     """The format that a chat template which reads `tools` asks for; None if it is none of these."""
-    if "[ARGS]" in template:  # newer Mistral models: no JSON around name and arguments
+    if "[ARGS]" in template or "<function=" in template:  # newer relatives, which do not write JSON so
         return None
     return next((name for mark, name in _RECOGNISED if mark in template), None)
 
 
 def arguments_rule(function: Function, field: str) -> str:
-    """Rule body of the arguments, always an object. field: the path of their schema. Raises InvalidRequest."""
+    """Rule body of the arguments, always an object. field: the path of their schema.
+
+    Raises InvalidRequest.
+    """
     if function.parameters is None:
         return literal("{}")
     return json_rule({"type": "object"} | function.parameters, strict=function.strict, field=field)
