@@ -1,7 +1,7 @@
 """What a grammar means: one reading for the gateway, which refuses, and the last stage, which masks.
 
 llguidance bounds its own work by steps counted, not by time: what compiles on one machine does on another,
-and a hostile schema costs at most seconds of one thread, without the interpreter's lock.
+and a hostile schema costs half a second of one thread, without the interpreter's lock.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from shared.errors import GrammarError
 
-_LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's own: about 20 ms to build a lexer, 15 ms for the mask of one token."""
+_LIMITS = LLParserLimits(max_grammar_size=20_000, verbose_errors=False)
+"""Symbols of a grammar: 20,000 are a schema of about 1,500 properties, or 0.5 s for the worst that fits. The
+others are llguidance's own: about 20 ms to build a lexer, 15 ms for the mask of one token."""
 _LONGEST_REASON = 300
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Where only one text can follow, llguidance would allow that text's usual tokens alone. Without, a token may

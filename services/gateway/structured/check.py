@@ -4,7 +4,6 @@ The last stage compiles it again: a gateway is no place to get masks from, and i
 """
 
 import asyncio
-import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,8 +16,6 @@ from shared.errors import GrammarError, InvalidRequest
 from shared.grammar import check, compile_grammar, vocabulary
 
 _REMEMBERED = 1024
-_MOST_CPU_S = 0.5
-"""To compile a grammar. The last stage needs it too, while a batch waits; usual schemas take 1 to 50 ms."""
 
 _Key = tuple[str, tuple[int, ...]]
 
@@ -54,33 +51,31 @@ class GrammarCheck:
         if key in self._found:  # while this one waited for the thread
             return found
         tokens = self._vocabulary(key[1])
-        try:
-            self._compile(tokens, constraint.source)
-        except GrammarError as error:
-            for part in constraint.parts:
-                try:
-                    self._compile(tokens, part.source)
-                except GrammarError as own:
-                    return _refused(part.field, own)
-            return _refused(constraint.field, error)
-        return None
-
-    def _compile(self, tokens: LLTokenizer, source: str) -> None:
-        """Raises GrammarError."""
-        began = time.thread_time()
-        matcher = compile_grammar(tokens, source)
-        matcher.compute_bitmask()
-        check(matcher)
-        seconds = time.thread_time() - began
-        if seconds > _MOST_CPU_S:
-            raise GrammarError(
-                f"it takes {seconds:.1f} s to compile, at most {_MOST_CPU_S} s are allowed; make it smaller"
-            )
+        error = _error(tokens, constraint.source)
+        if error is None:
+            return None
+        if len(constraint.parts) == 1:
+            return _refused(constraint.parts[0].field, error)
+        for part in constraint.parts:
+            own = _error(tokens, part.source)
+            if own is not None:
+                return _refused(part.field, own)
+        return _refused(constraint.field, error)
 
     def _vocabulary(self, ends: tuple[int, ...]) -> LLTokenizer:
         if ends not in self._vocabularies:
             self._vocabularies[ends] = vocabulary(self._folder, ends)
         return self._vocabularies[ends]
+
+
+def _error(tokens: LLTokenizer, source: str) -> GrammarError | None:
+    try:
+        matcher = compile_grammar(tokens, source)
+        matcher.compute_bitmask()
+        check(matcher)
+    except GrammarError as error:
+        return error
+    return None
 
 
 def _refused(field: str, error: GrammarError) -> InvalidRequest:
