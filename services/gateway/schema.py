@@ -156,6 +156,7 @@ class Message(Strict):
     )
     tool_calls: list[ToolCall] | None = Field(None, description="what the assistant has called in this turn")
     tool_call_id: str | None = Field(None, description="role tool: the call that this is the result of")
+    parsed: Any = Field(None, description="ignored: the openai package has it beside the content")
 
     @model_validator(mode="before")
     @classmethod

@@ -37,7 +37,7 @@ COMPLETION: Neutral = GENERATION | {
 
 MESSAGE: Neutral = {
     "name": (), "refusal": (), "function_call": (), "audio": (), "annotations": ([],), "reasoning": (),
-    "reasoning_content": (), "parsed": (),
+    "reasoning_content": (),
 }  # fmt: skip
 
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer as Backend
 
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import InvalidRequest
@@ -277,6 +278,36 @@ CONVERSATION = turns(
     RESULT | {"tool_call_id": "c2", "content": [{"type": "text", "text": "2"}]},
     {"role": "assistant", "content": "both"},
 )
+
+
+async def test_what_the_openai_package_has_parsed_may_come_back(app: FastAPI) -> None:
+    function = MADE["function"] | {"parsed_arguments": {"a": "x"}}
+    turn = {"role": "assistant", "content": "{}", "parsed": {}, "tool_calls": [MADE | {"function": function}]}
+    status, answer = await ask(app, **turns(turn, RESULT))
+    assert status == 200, answer
+
+
+async def test_an_opening_that_is_a_special_token_is_seen(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, template="{% if tools %}[TOOL_CALLS]{% endif %}hi")
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["[TOOL_CALLS]"])
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    opening = tokenizer.special_id("[TOOL_CALLS]")
+    engine = FakeEngine(tokenizer)
+    engine.say(' [{"name": "get", "arguments": {"a": "x"}}]', stop_token=min(tokenizer.eos_ids))
+    engine.script = [tokenizer.encode("Well.")[1:], [opening], *engine.script]  # type: ignore[list-item]
+    status, answer = await ask(make_app(engine, tokenizer), tools=[GET])
+    assert status == 200, answer
+    message = answer["choices"][0]["message"]
+    assert message["content"] == "Well." and len(message["tool_calls"][0]["id"]) == 9
+    assert message["tool_calls"][0]["function"] == {"name": "get", "arguments": '{"a": "x"}'}
+    grammar = engine.submitted[0].grammar
+    assert grammar is not None and f"<[{opening}]>" in grammar.source
+    engine.say("a")
+    engine.script = [[opening], *engine.script]  # type: ignore[list-item]
+    _, answer = await ask(make_app(engine, tokenizer))
+    assert answer["choices"][0]["message"]["content"] == "a"  # without tools it is no text
 
 
 async def test_a_template_that_reads_tools_gets_them(tmp_path: Path) -> None:

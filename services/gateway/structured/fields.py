@@ -84,6 +84,7 @@ ToolChoice = Annotated[
 class CalledFunction(Strict):
     name: Name
     arguments: str = Field(description="a JSON object, as text")
+    parsed_arguments: Any = Field(None, description="ignored: the openai package has it beside the text")
 
     @model_validator(mode="after")
     def _arguments_are_an_object(self) -> "CalledFunction":
