@@ -304,7 +304,7 @@ async def test_an_opening_that_is_a_special_token_is_seen(tmp_path: Path) -> Non
     assert message["tool_calls"][0]["function"] == {"name": "get", "arguments": '{"a": "x"}'}
     grammar = engine.submitted[0].grammar
     assert grammar is not None and f"<[{opening}]>" in grammar.source
-    engine.say("a")
+    engine.say("a", stop_token=min(tokenizer.eos_ids))
     engine.script = [[opening], *engine.script]  # type: ignore[list-item]
     _, answer = await ask(make_app(engine, tokenizer))
     assert answer["choices"][0]["message"]["content"] == "a"  # without tools it is no text
