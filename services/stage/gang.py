@@ -146,9 +146,9 @@ class Gang:
     def step(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
         """One iteration on all ranks, as `StageRunner.step`, for a plan whose transfers were started.
 
-        Raises CopyFailed or UnknownGrammar if rank 0 cannot begin it, which harms nobody. After that any failure
-        ends the gang, for the others may be anywhere in the step: RankLost if another rank is the cause, else
-        what rank 0 raised.
+        Raises CopyFailed or UnknownGrammar if rank 0 cannot begin it, which harms nobody. After that any
+        failure ends the gang, for the others may be anywhere in the step: RankLost if another rank is the
+        cause, else what rank 0 raised.
         """
         waited = self._runner.prepare(plan)
         self._send(plan)

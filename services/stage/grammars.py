@@ -83,8 +83,18 @@ class _Kept:
     output: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """row: its place among the plan's sampling jobs"""
+
+    row: int
+    job_id: JobId
+    state: GrammarState
+    known: _Known
+
+
 class Grammars:
-    """All state belongs to the mask thread; the methods may be called from any.
+    """Matchers belong to the mask thread. The compute thread calls all methods but `define`, which any may call.
 
     folder: has the tokenizer.json; vocab: logits per token
     batch: most jobs in a step
@@ -101,46 +111,53 @@ class Grammars:
 
     def define(self, definition: DefineGrammar) -> None:
         """Ahead of the steps that name it. It is compiled when the first of them comes."""
-        self._thread.submit(self._known.__setitem__, definition.grammar_id, _Known(definition.grammar))
+        self._known[definition.grammar_id] = _Known(definition.grammar)
 
     def forget(self, grammar_ids: Sequence[int]) -> None:
         """They will not be named again."""
         if grammar_ids:
-            self._thread.submit(self._forget, frozenset(grammar_ids))
+            for grammar_id in grammar_ids:
+                self._known.pop(grammar_id, None)
+            self._thread.submit(self._drop, frozenset(grammar_ids))
 
     def reset(self) -> None:
         """A new epoch: every grammar will be defined again."""
-        self._thread.submit(self._known.clear)
+        self._known.clear()
         self._thread.submit(self._kept.clear)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def begin(self, plan: StepPlan) -> Future[Masks] | None:
-        """Find out in the background; None if no job of the plan needs it. The result raises
-        UnknownGrammar.
-        """
+        """Find out in the background; None if no job of the plan needs it. Raises UnknownGrammar."""
         drawing = [job for job in plan.jobs if job.sampling is not None]
-        asked = [(row, job.job_id, job.grammar) for row, job in enumerate(drawing) if job.grammar is not None]
+        asked = [
+            _Asked(row, job.job_id, job.grammar, self._grammar(job.grammar.grammar_id))
+            for row, job in enumerate(drawing)
+            if job.grammar is not None
+        ]
         return self._thread.submit(self._masks, asked) if asked else None
+
+    def _grammar(self, grammar_id: int) -> _Known:
+        known = self._known.get(grammar_id)
+        if known is None:
+            raise UnknownGrammar(f"grammar {grammar_id} was not defined in this epoch")
+        return known
 
     # ------------------------------------------------------------ in the mask thread
 
-    def _masks(self, asked: Sequence[tuple[int, JobId, GrammarState]]) -> Masks:
-        unknown = [state.grammar_id for _, _, state in asked if state.grammar_id not in self._known]
-        if unknown:
-            raise UnknownGrammar(f"grammar {unknown[0]} was not defined")
+    def _masks(self, asked: Sequence[_Asked]) -> Masks:
         allowed = np.zeros((len(asked), self._vocab), np.bool_)
         refused: list[str | None] = []
-        for mask, (_, job_id, state) in zip(allowed, asked, strict=True):
+        for mask, each in zip(allowed, asked, strict=True):
             try:
-                self._fill(mask, self._matcher(job_id, state), state)
+                self._fill(mask, self._matcher(each), each.state)
                 refused.append(None)
             except GrammarError as error:
-                self._kept.pop(job_id, None)
+                self._kept.pop(each.job_id, None)
                 mask[:] = True  # something must be drawn; it is not used
                 refused.append(str(error))
-        return Masks([row for row, _, _ in asked], allowed, refused)
+        return Masks([each.row for each in asked], allowed, refused)
 
     def _fill(self, mask: np.ndarray, matcher: LLMatcher, state: GrammarState) -> None:
         """Raises GrammarError."""
@@ -156,34 +173,34 @@ class Grammars:
         if not mask.any():
             raise GrammarError("no token of the vocabulary continues the answer as the grammar asks")
 
-    def _matcher(self, job_id: JobId, state: GrammarState) -> LLMatcher:
+    def _matcher(self, asked: _Asked) -> LLMatcher:
         """The job's matcher after its output. Raises GrammarError."""
-        kept = self._kept.get(job_id)
+        state = asked.state
+        kept = self._kept.get(asked.job_id)
         if kept is None or kept.grammar_id != state.grammar_id or not state.output.startswith(kept.output):
-            kept = _Kept(state.grammar_id, self._beginning(state.grammar_id).deep_copy(), b"")
+            kept = _Kept(state.grammar_id, self._beginning(asked.known).deep_copy(), b"")
         new = np.frombuffer(state.output, "<i4", offset=len(kept.output)).tolist()
         if new:
             kept.matcher.consume_tokens(new)
             check(kept.matcher)
         kept.output = state.output
-        self._kept[job_id] = kept
-        self._kept.move_to_end(job_id)
+        self._kept[asked.job_id] = kept
+        self._kept.move_to_end(asked.job_id)
         if len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)
         return kept.matcher
 
-    def _beginning(self, grammar_id: int) -> LLMatcher:
+    def _beginning(self, known: _Known) -> LLMatcher:
         """Raises GrammarError."""
-        known = self._known[grammar_id]
-        if known.beginning is None and known.error is None:
+        if known.error is not None:
+            raise known.error
+        if known.beginning is None:
             try:
                 tokens = self._vocabulary(known.grammar.ends)
                 known.beginning = compile_grammar(tokens, known.grammar.source)
             except GrammarError as error:
                 known.error = error
-        if known.beginning is None:
-            assert known.error is not None
-            raise known.error
+                raise
         return known.beginning
 
     def _vocabulary(self, ends: Sequence[int]) -> LLTokenizer:
@@ -192,8 +209,6 @@ class Grammars:
             self._vocabularies[key] = vocabulary(self._folder, ends)
         return self._vocabularies[key]
 
-    def _forget(self, grammar_ids: frozenset[int]) -> None:
-        for grammar_id in grammar_ids:
-            self._known.pop(grammar_id, None)
+    def _drop(self, grammar_ids: frozenset[int]) -> None:
         for job_id in [job_id for job_id, kept in self._kept.items() if kept.grammar_id in grammar_ids]:
             del self._kept[job_id]
