@@ -94,7 +94,7 @@ class _Asked:
 
 
 class Grammars:
-    """Matchers belong to the mask thread. The compute thread calls all methods but `define`, which any may call.
+    """Matchers belong to the mask thread. All methods but `define` are for the compute thread.
 
     folder: has the tokenizer.json; vocab: logits per token
     batch: most jobs in a step
