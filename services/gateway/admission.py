@@ -31,6 +31,7 @@ class Job(msgspec.Struct, frozen=True):
     echo: text that goes before the answer
     constraint: where `submit.grammar` comes from
     tool_format, functions: how calls are written in the answer, and what may be called
+    free_text: what is no call may be any text
     """
 
     submit: Submit
@@ -40,6 +41,7 @@ class Job(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     tool_format: ToolFormat | None = None
     functions: tuple[str, ...] = ()
+    free_text: bool = True
 
     def after(self, waited: float, tenant: str | None = None) -> "Job":
         """The same, that many seconds after the request arrived, on account of `tenant` if there is one."""
@@ -102,6 +104,7 @@ class Admission:
             constraint=constraint,
             tool_format=self._tool_format if functions else None,
             functions=functions,
+            free_text=not request.prescribes_text,
         )
 
     def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:

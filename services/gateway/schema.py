@@ -271,8 +271,11 @@ class ChatRequest(GenerationRequest):
     @property
     def prescribes_form(self) -> bool:
         """Whether not every text is an answer."""
-        wanted = self.response_format is not None and self.response_format.type != "text"
-        return wanted or bool(self.offered_tools)
+        return self.prescribes_text or bool(self.offered_tools)
+
+    @property
+    def prescribes_text(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def prompt_field(self) -> str:

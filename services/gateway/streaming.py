@@ -52,7 +52,7 @@ class Generation:
         tools = job.tool_format
         shown = {tools.opening_id: tools.opening.encode()} if tools and tools.opening_id is not None else None
         self._detokenizer = Detokenizer(token_bytes, continues=job.continues, shown=shown)
-        self._calls = ToolCalls(tools, job.functions) if tools else None
+        self._calls = ToolCalls(tools, job.functions, after_text=job.free_text) if tools else None
         self._unsent: tuple[Scored, ...] = ()
         self._stops = StopStrings(job.stops)
         self._logprobs = PendingLogprobs()

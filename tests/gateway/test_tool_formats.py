@@ -213,6 +213,18 @@ def test_text_is_not_held_back_for_longer_than_it_may_be_a_call() -> None:
     assert json_text.feed('{"name": "get", "parameters": ') == ('{"name": "get", "parameters": ', [])
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_json_text_may_speak_of_calls(kind: str) -> None:
+    """Under a response_format a call is all of the answer, or none."""
+    text = json.dumps({"text": "<tool_call> [TOOL_CALLS] " + answer_of(kind, CALL)})
+    for pieces in ([text], list(text)):
+        calls = ToolCalls(FORMATS[kind](), ["get"], after_text=False)
+        assert "".join(calls.feed(piece)[0] for piece in pieces) + calls.flush() == text
+        assert not calls.complete
+    calls = ToolCalls(FORMATS[kind](), ["get"], after_text=False)
+    assert "".join(calls.feed(piece)[0] for piece in answer_of(kind, CALL)) == "" and calls.complete
+
+
 def test_name_and_first_arguments_travel_together() -> None:
     (delta,) = ToolCalls(Mistral(), ["get"]).feed('[TOOL_CALLS] [{"name": "get", "arguments": {"a')[1]
     assert delta == CallDelta(0, delta.id, "get", '{"a')

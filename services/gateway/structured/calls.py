@@ -33,12 +33,15 @@ class _State(Enum):
 class ToolCalls:
     """Of one answer, which follows the format's grammar for these functions.
 
+    after_text: free text may go before the first call; otherwise an answer is calls from its start, or text
     complete: a call was made and none is open
     """
 
-    def __init__(self, tool_format: ToolFormat, names: Sequence[str]) -> None:
+    def __init__(self, tool_format: ToolFormat, names: Sequence[str], *, after_text: bool = True) -> None:
         self._format = tool_format
+        self._after_text = after_text and bool(tool_format.opening)
         self._heads = {tool_format.head(name): name for name in names}
+        self._beginnings = [tool_format.opening] if tool_format.opening else list(self._heads)
         self._state = _State.TEXT
         self._held = ""
         self._begun = False
@@ -48,10 +51,6 @@ class ToolCalls:
     @property
     def complete(self) -> bool:
         return self._calls > 0 and self._state is _State.BETWEEN
-
-    @property
-    def called(self) -> bool:
-        return self._calls > 0
 
     def feed(self, piece: str) -> tuple[str, list[CallDelta]]:
         """The text and the parts of calls that are certain now."""
@@ -80,9 +79,9 @@ class ToolCalls:
                 return self._arguments(deltas)
 
     def _text(self, texts: list[str]) -> bool:
+        if not self._after_text:
+            return self._calls_or_text(texts)
         opening = self._format.opening
-        if not opening:
-            return self._bare_call_or_text(texts)
         at = self._held.find(opening)
         if at >= 0:
             # Line breaks between text and call belong to neither.
@@ -96,13 +95,12 @@ class ToolCalls:
         self._held = self._held[kept:]
         return False
 
-    def _bare_call_or_text(self, texts: list[str]) -> bool:
-        """Without an opening a call can only be all of the answer."""
+    def _calls_or_text(self, texts: list[str]) -> bool:
         if not self._begun:
-            if any(self._held.startswith(head) for head in self._heads):
+            if any(self._held.startswith(beginning) for beginning in self._beginnings):
                 self._state = _State.BETWEEN
                 return True
-            if any(head.startswith(self._held) for head in self._heads):
+            if any(beginning.startswith(self._held) for beginning in self._beginnings):
                 return False
             self._begun = True
         texts.append(self._held)
