@@ -7,6 +7,7 @@ import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 from llguidance import LLTokenizer
@@ -17,7 +18,8 @@ from shared.grammar import check, compile_grammar, vocabulary
 
 _REMEMBERED = 1024
 
-_Key = tuple[str, tuple[int, ...]]
+_Key = tuple[bytes, tuple[int, ...]]
+"""Digest of the source, and the ends."""
 
 
 class GrammarCheck:
@@ -32,7 +34,7 @@ class GrammarCheck:
 
     async def check(self, constraint: Constraint, ends: list[int]) -> None:
         """ends: as in Grammar. Raises InvalidRequest that names the schema at fault and the reason."""
-        key = constraint.source, tuple(ends)
+        key = sha256(constraint.source.encode()).digest(), tuple(ends)
         if key in self._found:
             self._found.move_to_end(key)
         else:
