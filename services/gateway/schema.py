@@ -13,10 +13,10 @@ from services.gateway import unsupported
 from services.gateway.strict import Strict
 from services.gateway.structured.fields import (
     MOST_TOOLS,
+    EarlierCall,
     NamedTool,
     ResponseFormat,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from services.gateway.unsupported import without_neutral
@@ -154,7 +154,9 @@ class Message(Strict):
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="only an assistant's turn with tool_calls needs none"
     )
-    tool_calls: list[ToolCall] | None = Field(None, description="what the assistant has called in this turn")
+    tool_calls: list[EarlierCall] | None = Field(
+        None, description="what the assistant has called in this turn"
+    )
     tool_call_id: str | None = Field(None, description="role tool: the call that this is the result of")
     parsed: Any = Field(None, description="ignored: the openai package has it beside the content")
 

@@ -101,7 +101,7 @@ class CalledFunction(Strict):
         return json.loads(self.arguments or "{}")
 
 
-class ToolCall(Strict):
+class EarlierCall(Strict):
     """A call that the assistant has made in an earlier turn."""
 
     id: Annotated[str, Field(min_length=1)]
