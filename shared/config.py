@@ -82,6 +82,7 @@ class GatewayConfig(Section, frozen=True):
     max_prompt_tokens: longest prompt taken; default: what fits the model
     max_choices: answers that one request may ask for (n, for each of its prompts)
     max_header_bytes: larger request headers get a 431; the HAProxy ingress itself refuses about 15 KB
+    max_grammar_bytes: largest grammar that a request's schemas (response_format, tools) may make
     max_timeout_s: longest deadline that a request may name, seconds
     reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
@@ -98,6 +99,7 @@ class GatewayConfig(Section, frozen=True):
     max_prompt_tokens: Positive | None = None
     max_choices: Positive = 1024
     max_header_bytes: Annotated[int, Meta(ge=1024)] = 12 * 1024
+    max_grammar_bytes: Annotated[int, Meta(ge=1, le=512 * 1024)] = 256 * 1024
     max_timeout_s: Seconds = 3600.0
     reader_timeout_s: Seconds = 60.0
     keys_file: str | None = None

@@ -62,6 +62,10 @@ class RequestCancelled(GenerationFailed):
     """Somebody cancelled the request by its id."""
 
 
+class GrammarError(SkipjoinError):
+    """A grammar cannot be compiled or followed; the message says why, in words for the client."""
+
+
 class BusError(SkipjoinError):
     """Base of what can go wrong on the bus."""
 

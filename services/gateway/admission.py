@@ -2,16 +2,20 @@
 
 import re
 import secrets
+from typing import Any
 
 import msgspec
 
 from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.structured.constraint import Constraint, constraint_of
+from services.gateway.structured.formats import FORMATS, Hermes, ToolFormat, recognise
+from services.gateway.structured.turns import native_tools, native_turns, plain_turns
 from services.gateway.tokenizer import ChatMessage, Tokenizer
 from services.gateway.truncation import latest_that_fit
 from shared.errors import InvalidRequest
 from shared.ids import JobId, new_job_id
-from shared.messages import Limits, Sampling, Submit
+from shared.messages import Grammar, Limits, Sampling, Submit
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default length of a completion, tokens."""
@@ -28,12 +32,19 @@ class Job(msgspec.Struct, frozen=True):
 
     continues: the answer goes on from the prompt's text instead of starting a text of its own
     echo: text that goes before the answer
+    constraint: where `submit.grammar` comes from
+    tool_format, functions: how calls are written in the answer, and what may be called
+    free_text: what is no call may be any text
     """
 
     submit: Submit
     stops: list[str]
     continues: bool
     echo: str = ""
+    constraint: Constraint | None = None
+    tool_format: ToolFormat | None = None
+    functions: tuple[str, ...] = ()
+    free_text: bool = True
 
     def after(self, waited: float, tenant: str | None = None) -> "Job":
         """The same, that many seconds after the request arrived, on account of `tenant` if there is one."""
@@ -47,12 +58,19 @@ class Admission:
 
     model: the name that clients must ask for
     reply_to: the bus instance that receives the tokens
+    max_grammar_bytes: largest grammar, as the bus carries it
     """
 
-    def __init__(self, tokenizer: Tokenizer, model: str, reply_to: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: str, reply_to: str, max_grammar_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._model = model
         self._reply_to = reply_to
+        self._max_grammar_bytes = max_grammar_bytes
+        template = tokenizer.tool_template
+        name = recognise(template) if template else None
+        self._native_tools = name is not None
+        kind = FORMATS[name or "hermes"]
+        self._tool_format = kind(tokenizer.special_id(kind.opening) if kind.opening else None)
 
     def check_model(self, model: str) -> None:
         if model != self._model:
@@ -65,9 +83,12 @@ class Admission:
 
     def chat(self, request: ChatRequest, limits: Limits) -> list[Job]:
         """One job per choice. Raises InvalidRequest."""
-        messages = [turn(m.role, m.text) for m in request.messages]
+        messages = native_turns(request) if self._native_tools else plain_turns(request, Hermes())
+        tools = native_tools(request) if self._native_tools else None
         asked = request.max_completion_tokens or request.max_tokens
-        return self._answer(request, messages, asked, limits)
+        jobs = self._answer(request, messages, asked, limits, tools)
+        constraint = constraint_of(request, self._tool_format, self._max_grammar_bytes)
+        return [self._constrained(job, request, constraint) for job in jobs] if constraint else jobs
 
     def response(self, request: ResponseRequest, limits: Limits) -> list[Job]:
         """The one job of a response. Raises InvalidRequest."""
@@ -76,17 +97,31 @@ class Admission:
         if request.truncation == "auto":
             room = limits.max_tokens_total - (asked or 1)
             messages = latest_that_fit(
-                messages, lambda part: len(self._tokenizer.encode_chat(part, "input")) <= room
+                messages, lambda part: len(self._tokenizer.encode_chat(part, field="input")) <= room
             )
         return self._answer(request, messages, asked, limits)
 
     def _answer(
-        self, request: GenerationRequest, messages: list[ChatMessage], asked: int | None, limits: Limits
-    ) -> list[Job]:
+        self, request: GenerationRequest, messages: list[ChatMessage], asked: int | None, limits: Limits,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[Job]:  # fmt: skip
         """Jobs that go on from a conversation."""
-        prompt = self._tokenizer.encode_chat(messages, request.prompt_field)
+        prompt = self._tokenizer.encode_chat(messages, tools, field=request.prompt_field)
         room = self._room(prompt, asked, request.prompt_field, request.length_field, limits)
         return self._jobs(request, self._sampling(request), prompt, asked or room, continues=False)
+
+    def _constrained(self, job: Job, request: ChatRequest, constraint: Constraint) -> Job:
+        replace = msgspec.structs.replace
+        grammar = Grammar(constraint.source, sorted(self._tokenizer.eos_ids), constraint.field)
+        functions = tuple(tool.function.name for tool in request.offered_tools)
+        return replace(
+            job,
+            submit=replace(job.submit, grammar=grammar),
+            constraint=constraint,
+            tool_format=self._tool_format if functions else None,
+            functions=functions,
+            free_text=not request.prescribes_text,
+        )
 
     def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:
         """One job per choice, those of the first prompt first. Raises InvalidRequest."""

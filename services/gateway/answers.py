@@ -12,12 +12,16 @@ from pydantic import BaseModel, Field
 from services.gateway.logprobs import ChatLogprobs, CompletionLogprobs, TokenNames
 from services.gateway.refusals import Failure
 from services.gateway.streaming import Piece
+from services.gateway.structured.calls import CallDelta
 from shared.ids import JobId
 
 DONE = b"data: [DONE]\n\n"
 
-FinishText = Literal["stop", "length"]
-_FINISH = "stop: by itself, or at a stop string or token; length: at the longest length that was asked for"
+FinishText = Literal["stop", "length", "tool_calls"]
+_FINISH = (
+    "stop: by itself, or at a stop string or token; length: at the longest length that was asked for; "
+    "tool_calls: functions are called"
+)
 
 _encode = msgspec.json.encode
 
@@ -37,13 +41,30 @@ class Usage(BaseModel):
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str = Field(description="the answer's text")
+    content: str | None = Field(description="the answer's text; null if there are only tool_calls")
     refusal: None = Field(default=None, description="always null")
+
+
+class FunctionCall(BaseModel):
+    name: str = Field(description="the function's")
+    arguments: str = Field(
+        description="JSON as the model wrote it; complete unless max_tokens or a stop string cut the answer"
+    )
+
+
+class ToolCall(BaseModel):
+    id: str = Field(description="names the call; the tool's turn that has its result refers to it")
+    type: Literal["function"] = Field(default="function", description="always function")
+    function: FunctionCall = Field(description="what is called, and with what")
+
+
+class CallingMessage(AssistantMessage):
+    tool_calls: list[ToolCall] = Field(description="functions to call, in this order")
 
 
 class ChatChoice(BaseModel):
     index: int = Field(description="number of the answer, from 0")
-    message: AssistantMessage = Field(description="the answer")
+    message: CallingMessage | AssistantMessage = Field(description="the answer")
     logprobs: ChatLogprobs | None = Field(description="if asked for")
     finish_reason: FinishText = Field(description=_FINISH)
 
@@ -115,13 +136,13 @@ class Answer:
 
     def chunk(self, index: int, piece: Piece) -> bytes:
         """One event of choice `index`; empty if there is nothing to say yet."""
-        if not piece.text and piece.finish is None:
+        if piece.says_nothing:
             return b""
         reason = b"null" if piece.finish is None else b'"' + piece.finish.encode() + b'"'
         logprobs = self._logprobs(piece) if piece.logprobs else None
         scored = b"null" if logprobs is None else logprobs.model_dump_json().encode()
         choice = b',"logprobs":' + scored + b',"finish_reason":' + reason + b"}"
-        return self._head + b'{"index":%d,' % index + self._content(index, piece.text) + choice + self._tail
+        return self._head + b'{"index":%d,' % index + self._content(index, piece) + choice + self._tail
 
     def last_events(self, usage: Usage) -> bytes:
         """What follows the last chunk."""
@@ -137,7 +158,7 @@ class Answer:
         """The body of an answer that was not streamed."""
         raise NotImplementedError
 
-    def _content(self, index: int, text: str) -> bytes:
+    def _content(self, index: int, piece: Piece) -> bytes:
         raise NotImplementedError
 
     def _logprobs(self, piece: Piece) -> BaseModel | None:
@@ -156,7 +177,7 @@ class ChatAnswer(Answer):
         done = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content=piece.text),
+                message=_message(piece),
                 logprobs=self._logprobs(piece),
                 finish_reason=_finish(piece),
             )
@@ -168,13 +189,18 @@ class ChatAnswer(Answer):
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         return self._names.chat(piece.logprobs) if self._names else None
 
-    def _content(self, index: int, text: str) -> bytes:
+    def _content(self, index: int, piece: Piece) -> bytes:
+        delta: dict[str, Any] = {}
         if (
             index not in self._started
-        ):  # the role goes with the first text: nothing is sent before there is one
+        ):  # the role goes with the first text or call: nothing is sent before there is one
             self._started.add(index)
-            return b'"delta":{"role":"assistant","content":' + _encode(text) + b"}"
-        return b'"delta":{"content":' + _encode(text) + b"}" if text else b'"delta":{}'
+            delta = {"role": "assistant", "content": None if piece.calls and not piece.text else piece.text}
+        elif piece.text:
+            delta = {"content": piece.text}
+        if piece.calls:
+            delta["tool_calls"] = [_delta_of(call) for call in piece.calls]
+        return b'"delta":' + _encode(delta)
 
 
 class CompletionAnswer(Answer):
@@ -194,8 +220,31 @@ class CompletionAnswer(Answer):
     def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
         return self._names.completion(piece.logprobs) if self._names else None
 
-    def _content(self, index: int, text: str) -> bytes:
-        return b'"text":' + _encode(text)
+    def _content(self, index: int, piece: Piece) -> bytes:
+        return b'"text":' + _encode(piece.text)
+
+
+def _message(piece: Piece) -> AssistantMessage:
+    if not piece.calls:
+        return AssistantMessage(content=piece.text)
+    calls: list[ToolCall] = []
+    for delta in piece.calls:
+        if delta.id is not None and delta.name is not None:
+            calls.append(ToolCall(id=delta.id, function=FunctionCall(name=delta.name, arguments="")))
+        calls[delta.number].function.arguments += delta.arguments
+    return CallingMessage(content=piece.text or None, tool_calls=calls)
+
+
+def _delta_of(call: CallDelta) -> dict[str, Any]:
+    function = {"arguments": call.arguments}
+    if call.name is None:
+        return {"index": call.number, "function": function}
+    return {
+        "index": call.number,
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name} | function,
+    }
 
 
 def _finish(piece: Piece) -> Any:

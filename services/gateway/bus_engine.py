@@ -14,7 +14,7 @@ from shared.bus import Bus, Delivery, Subscription
 from shared.clock import Clock, MonotonicClock
 from shared.config import Config
 from shared.costmodel import GUESS, CostModel
-from shared.errors import GenerationFailed, NotReady, RequestCancelled
+from shared.errors import GenerationFailed, InvalidRequest, NotReady, RequestCancelled
 from shared.ids import JobId
 from shared.messages import (
     Explanation,
@@ -114,6 +114,13 @@ class BusEngine:
                 finish = item.finish
                 if finish is FinishReason.ABORT:  # by another gateway: we close what we abort ourselves
                     raise RequestCancelled(item.error or "it was cancelled")
+                if finish is FinishReason.REFUSED:
+                    field = submit.grammar.field if submit.grammar else None
+                    raise InvalidRequest(
+                        f"{field}: the answer cannot go on as the schema asks: {item.error}",
+                        param=field,
+                        code="schema_too_complex",
+                    )
                 if finish is FinishReason.ERROR:
                     raise GenerationFailed(item.error or "the job failed")
                 yield item

@@ -8,6 +8,7 @@ whole character yet: exact, and O(1) per token without decoding anything twice.
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -48,18 +49,22 @@ class Detokenizer:
 
     continues: the text goes on from a prompt (completions), so a leading space belongs to it; otherwise
     (chat) it starts an answer
+    shown: special tokens that are text here, with their bytes
     """
 
-    __slots__ = ("_bytes", "_decoder", "_spaces")
+    __slots__ = ("_bytes", "_decoder", "_shown", "_spaces")
 
-    def __init__(self, token_bytes: TokenBytes, *, continues: bool) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, *, continues: bool, shown: Mapping[int, bytes] | None = None
+    ) -> None:
         self._bytes = token_bytes
+        self._shown = shown or {}
         self._decoder = _new_decoder("replace")
         self._spaces = 0 if continues else token_bytes.leading_spaces
 
     def feed(self, token: int) -> str:
         """The characters that this token completes; empty if there are none."""
-        return self._trim(self._decoder.decode(self._bytes[token]))
+        return self._trim(self._decoder.decode(self._shown.get(token) or self._bytes[token]))
 
     def flush(self) -> str:
         """At the end: a replacement character if the last tokens are half a character."""

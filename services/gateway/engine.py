@@ -41,7 +41,8 @@ class Engine(Protocol):
         Every further item has all tokens that came since the last one, in order, without a gap; the last one
         has `finish` STOP or LENGTH. Closing the generator earlier aborts the job: use it with `aclosing`.
 
-        Raises InvalidRequest or NotReady before the first item, GenerationFailed after it.
+        Raises InvalidRequest or NotReady before the first item, GenerationFailed after it, and InvalidRequest
+        later too if the job's grammar cannot be followed any further.
         """
         ...
 

@@ -21,7 +21,7 @@ from shared.clock import Clock
 from shared.ids import JobId
 from shared.messages import FinishReason, JobTokens, Submit, TokenBatch, TokenLogprobs
 
-_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+_FAILED = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.REFUSED)
 
 
 class OpenJob:

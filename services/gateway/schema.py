@@ -6,10 +6,19 @@ checked in admission.py.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway import unsupported
+from services.gateway.strict import Strict
+from services.gateway.structured.fields import (
+    MOST_TOOLS,
+    EarlierCall,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
 from services.gateway.unsupported import without_neutral
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -19,10 +28,6 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 _INT64 = 2**63
 REQUEST_ID = "^[!-~]{1,128}$"
 """Printable ASCII: it goes into a header."""
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
@@ -167,20 +172,40 @@ class Message(Strict):
 
     model_config = ConfigDict(json_schema_extra=unsupported.in_schema(unsupported.MESSAGE))
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="whose turn it is")
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] = Field(
-        description="a text or its parts"
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="whose turn it is; tool: the result of a call"
     )
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
+        None, description="only an assistant's turn with tool_calls needs none"
+    )
+    tool_calls: list[EarlierCall] | None = Field(
+        None, description="what the assistant has called in this turn"
+    )
+    tool_call_id: str | None = Field(None, description="role tool: the call that this is the result of")
+    parsed: Any = Field(None, description="ignored: the openai package has it beside the content")
 
     @model_validator(mode="before")
     @classmethod
     def _unsupported(cls, fields: Any) -> Any:
         return without_neutral(fields, unsupported.MESSAGE)
 
+    @model_validator(mode="after")
+    def _only_its_role_has(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("value", "only an assistant has made calls", {"param": "tool_calls"})
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            said = "required" if self.role == "tool" else "only allowed"
+            raise PydanticCustomError(
+                "value", "{said} with role: tool", {"param": "tool_call_id", "said": said}
+            )
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "required", {"param": "content"})
+        return self
+
     @property
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "\n".join(part.text for part in self.content)
 
 
@@ -194,6 +219,18 @@ class ChatRequest(ChoicesRequest):
     logprobs: bool | None = Field(None, description="report each token's log-probability (default false)")
     top_logprobs: int | None = Field(
         None, ge=0, le=20, description="likeliest tokens to report beside it; needs logprobs: true"
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="any text (default), any JSON object, or JSON that is valid under a schema"
+    )
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = Field(
+        None, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        None, description="none, auto (default), required (at least one), or the function to call"
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="whether there may be several calls (default true)"
     )
 
     @model_validator(mode="before")
@@ -218,6 +255,57 @@ class ChatRequest(ChoicesRequest):
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("value", "only allowed with logprobs: true", {"param": "top_logprobs"})
         return self
+
+    @model_validator(mode="after")
+    def _choice_of_tools(self) -> "ChatRequest":
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise PydanticCustomError("value", "two are called {name}", {"param": "tools", "name": twice})
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("value", "names none of the tools", {"param": "tool_choice"})
+        if not names and self.tool_choice == "required":
+            raise PydanticCustomError("value", "only allowed with tools", {"param": "tool_choice"})
+        if not names and self.parallel_tool_calls is False:
+            raise PydanticCustomError("value", "only allowed with tools", {"param": "parallel_tool_calls"})
+        return self
+
+    @model_validator(mode="after")
+    def _results_of_calls(self) -> "ChatRequest":
+        made: set[str] = set()
+        for i, message in enumerate(self.messages):
+            made.update(call.id for call in message.tool_calls or ())
+            if message.tool_call_id is not None and message.tool_call_id not in made:
+                raise PydanticCustomError(
+                    "value",
+                    "names no call of an earlier turn",
+                    {"param": f"messages[{i}].tool_call_id"},
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_complete_form_ends(self) -> "ChatRequest":
+        if self.ignore_eos and self.prescribes_form:
+            raise PydanticCustomError(
+                "value",
+                "not allowed with response_format or tools: nothing can follow a complete answer",
+                {"param": "ignore_eos"},
+            )
+        return self
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model may call, and is shown."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def prescribes_form(self) -> bool:
+        """Whether not every text is an answer."""
+        return self.prescribes_text or bool(self.offered_tools)
+
+    @property
+    def prescribes_text(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def prompt_field(self) -> str:

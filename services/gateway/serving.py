@@ -21,6 +21,7 @@ from services.gateway.open_requests import OpenRequest, OpenRequests
 from services.gateway.schema import GenerationRequest
 from services.gateway.sse import EventStream, whole_answer
 from services.gateway.streaming import Generation
+from services.gateway.structured.check import GrammarCheck
 from services.gateway.telemetry import record_of
 from services.gateway.tokenizer import Tokenizer
 from shared.clock import Clock, MonotonicClock
@@ -41,7 +42,8 @@ class Serving:
         self.engine = engine
         self.model = model
         self.created = int(time.time())
-        self.admission = Admission(tokenizer, model, engine.instance)
+        self.admission = Admission(tokenizer, model, engine.instance, config.gateway.max_grammar_bytes)
+        self._grammars = GrammarCheck(tokenizer.folder)
         self._tokenizer = tokenizer
         self.requests = OpenRequests()
         self._config = config.gateway
@@ -84,6 +86,8 @@ class Serving:
         started = time.perf_counter()
         jobs = await asyncio.to_thread(admit, body, limits)
         check_jobs(jobs, body.choices, body.prompt_field, self._config)
+        if jobs[0].constraint is not None and jobs[0].submit.grammar is not None:  # all have the same
+            await self._grammars.check(jobs[0].constraint, jobs[0].submit.grammar.ends)
         place.take([job.submit for job in jobs], body.length_field)
         record.child("tokenize", time.perf_counter() - started)
         waited, tenant = record.waited, access.key.tenant if access else None

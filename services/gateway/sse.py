@@ -103,6 +103,7 @@ def joined(pieces: list[Piece]) -> Piece:
         sum(piece.tokens for piece in pieces),
         pieces[-1].finish,
         tuple(scored for piece in pieces for scored in piece.logprobs),
+        tuple(delta for piece in pieces for delta in piece.calls),
     )
 
 

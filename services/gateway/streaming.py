@@ -10,6 +10,7 @@ from services.gateway.detokenize import Detokenizer, TokenBytes
 from services.gateway.engine import Engine
 from services.gateway.logprobs import PendingLogprobs, Scored
 from services.gateway.stopping import StopStrings
+from services.gateway.structured.calls import CallDelta, ToolCalls
 from shared.messages import FinishReason, JobTokens
 
 
@@ -18,14 +19,21 @@ class Piece(NamedTuple):
 
     text: may be empty while characters or a possible stop string are incomplete
     tokens: generated tokens behind it
-    finish: "stop" or "length" in the last piece
+    finish: "stop", "length" or "tool_calls" in the last piece
     logprobs: of the tokens that begin in `text`, if the request asks for them; the stop token has none
+    calls: parts of tool calls, which come after the text
     """
 
     text: str
     tokens: int
     finish: str | None
     logprobs: tuple[Scored, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def says_nothing(self) -> bool:
+        """To a client; its tokens may still count."""
+        return not self.text and not self.calls and self.finish is None
 
 
 class Generation:
@@ -41,7 +49,11 @@ class Generation:
         self._engine = engine
         self._job = job
         self._trace = trace
-        self._detokenizer = Detokenizer(token_bytes, continues=job.continues)
+        tools = job.tool_format
+        shown = {tools.opening_id: tools.opening.encode()} if tools and tools.opening_id is not None else None
+        self._detokenizer = Detokenizer(token_bytes, continues=job.continues, shown=shown)
+        self._calls = ToolCalls(tools, job.functions, after_text=job.free_text) if tools else None
+        self._unsent: tuple[Scored, ...] = ()
         self._stops = StopStrings(job.stops)
         self._logprobs = PendingLogprobs()
         self._echo = job.echo
@@ -91,11 +103,25 @@ class Generation:
 
     def _counted(self, texts: list[str], tokens: int, finish: str | None) -> Piece:
         self.completion_tokens += tokens
-        self.finish = finish
         text = "".join(texts)
-        logprobs = self._logprobs.sent(len(text))
+        logprobs = self._unsent + self._logprobs.sent(len(text))
         if finish is not None and not self._stops.found:
             logprobs += self._logprobs.rest()
         if self._echo and (text or finish is not None):
             text, self._echo = self._echo + text, ""
-        return Piece(text, tokens, finish, logprobs)
+        piece = Piece(text, tokens, finish, logprobs)
+        if self._calls is not None:
+            piece = self._with_calls(piece, self._calls)
+        self.finish = piece.finish
+        # What is not sent to the client takes none of its log-probabilities along.
+        self._unsent = piece.logprobs if piece.says_nothing else ()
+        return piece._replace(logprobs=()) if piece.says_nothing else piece
+
+    def _with_calls(self, piece: Piece, calls: ToolCalls) -> Piece:
+        text, deltas = calls.feed(piece.text)
+        finish = piece.finish
+        if finish is not None:
+            text += calls.flush()
+        if finish == "stop" and calls.complete and not self._stops.found:
+            finish = "tool_calls"
+        return piece._replace(text=text, finish=finish, calls=tuple(deltas))

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta
 from tokenizers import Tokenizer as Backend
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -16,8 +16,8 @@ from services.gateway.detokenize import Detokenizer, TokenBytes
 from services.gateway.logprobs import TokenNames
 from shared.errors import CheckpointError, InvalidRequest
 
-ChatMessage = dict[str, str]
-"""`role` and `content`."""
+ChatMessage = dict[str, Any]
+"""`role` and `content`, and in templates that read `tools` what a call and its result have beside them."""
 
 _TEMPLATE_TOKENS = (
     "bos_token",
@@ -37,6 +37,8 @@ class Tokenizer:
     eos_ids: tokens that end an answer
     token_bytes: for detokenising
     names: how tokens are written beside their log-probabilities
+    folder: where it is from
+    tool_template: the chat template for requests with tools, if the model has one that reads them
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,10 +58,14 @@ class Tokenizer:
         generation = _read(folder / "generation_config.json", required=False)
 
         self._special = {name: _text(settings[name]) for name in _TEMPLATE_TOKENS if settings.get(name)}
-        self._template = _chat_template(folder, settings)
+        self.folder = folder
+        self._template = _chat_template(folder, settings, "default")
+        template = _chat_template(folder, settings, "tool_use") or self._template
+        self.tool_template = template if template and _reads_tools(template) else None
         sizes = (part.get("vocab_size") for part in (config, config.get("text_config") or {}))
         self.vocab_size: int = next(filter(None, sizes), self._backend.get_vocab_size())
         self.eos_ids = self._eos_ids(config, generation)
+        self._added = self._backend.get_added_tokens_decoder()
         self.token_bytes = TokenBytes(self._backend)
         self.names = TokenNames(self._backend, self.token_bytes)
 
@@ -76,18 +82,27 @@ class Tokenizer:
         """The text of any ids with all special tokens; bytes that are no characters become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens=False)
 
-    def encode_chat(self, messages: list[ChatMessage], field: str = "messages") -> list[int]:
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written so."""
+        return next((i for i, token in self._added.items() if token.special and token.content == text), None)
+
+    def encode_chat(
+        self, messages: list[ChatMessage], tools: list[dict[str, Any]] | None = None, field: str = "messages"
+    ) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer starts.
 
-        field: what errors name
+        tools: for a template that reads them; field: what errors name
         Special tokens come from the template alone, so there is never a second BOS.
         Raises InvalidRequest if the model has no chat template or the template refuses the messages.
         """
-        return self._backend.encode(self.render_chat(messages, field), add_special_tokens=False).ids
+        return self._backend.encode(self.render_chat(messages, tools, field), add_special_tokens=False).ids
 
-    def render_chat(self, messages: list[ChatMessage], field: str = "messages") -> str:
+    def render_chat(
+        self, messages: list[ChatMessage], tools: list[dict[str, Any]] | None = None, field: str = "messages"
+    ) -> str:
         """The text of a conversation; raises like `encode_chat`."""
-        if self._template is None:
+        template = self.tool_template if tools else self._template
+        if template is None:
             raise InvalidRequest(
                 f"{field}: this model has no chat template; use /v1/completions with a prompt",
                 param=field,
@@ -96,7 +111,11 @@ class Tokenizer:
         variables: dict[str, Any] = dict(self._special)
         try:
             rendered, _ = render_jinja_template(
-                [messages], chat_template=self._template, add_generation_prompt=True, **variables
+                [messages],
+                tools=tools,  # pyright: ignore[reportArgumentType]  # its lists are invariant
+                chat_template=template,
+                add_generation_prompt=True,
+                **variables,
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
@@ -126,11 +145,20 @@ def _text(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, settings: dict[str, Any], name: str) -> str | None:
+    """The one of that name; the only one is the default."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        return file.read_text() if name == "default" else None
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named ones
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        return {entry["name"]: entry["template"] for entry in template}.get(name)
+    return template if name == "default" else None
+
+
+def _reads_tools(template: str) -> bool:
+    try:
+        syntax = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateError:  # said when it is used; or with tags of transformers' own
+        return "tools" in template
+    return "tools" in meta.find_undeclared_variables(syntax)

@@ -15,15 +15,14 @@ GENERATION: Neutral = {
     "use_beam_search": (False,), "length_penalty": (1,), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "truncate_prompt_tokens": (),
     "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
-    "response_format": ({"type": "text"},), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_json": (), "guided_regex": (), "guided_choice": (),
     "guided_grammar": (), "logits_processors": (),
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "kv_transfer_params": (),
     "vllm_xargs": (),
 }  # fmt: skip
 
 CHAT: Neutral = GENERATION | {
-    "tools": ([],), "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,), "functions": ([],), "function_call": ("none", "auto"), "audio": (),
+    "functions": ([],), "function_call": ("none", "auto"), "audio": (),
     "modalities": (["text"],), "prediction": (), "reasoning_effort": (), "verbosity": (), "metadata": ({},),
     "store": (False,), "service_tier": ("auto", "default"), "web_search_options": (), "prompt_cache_key": (),
     "prompt_cache_retention": (), "safety_identifier": (), "echo": (False,), "add_generation_prompt": (True,),
@@ -33,6 +32,7 @@ CHAT: Neutral = GENERATION | {
 
 COMPLETION: Neutral = GENERATION | {
     "suffix": ("",), "add_special_tokens": (True,), "prompt_embeds": (),
+    "response_format": ({"type": "text"},),
 }  # fmt: skip
 
 RESPONSE: Neutral = GENERATION | {
@@ -49,8 +49,8 @@ NOTHING_STORED = "not supported, nothing is stored here: send the earlier turns 
 RESPONSE_TEXT: Neutral = {"format": ({"type": "text"},), "verbosity": ("medium",)}
 
 MESSAGE: Neutral = {
-    "name": (), "refusal": (), "tool_calls": ([],), "tool_call_id": (), "function_call": (), "audio": (),
-    "annotations": ([],), "reasoning": (), "reasoning_content": (),
+    "name": (), "refusal": (), "function_call": (), "audio": (), "annotations": ([],), "reasoning": (),
+    "reasoning_content": (),
 }  # fmt: skip
 
 RESPONSE_STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,)}

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from services.scheduler.grammars import Grammars
 from services.scheduler.history import History
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
@@ -87,6 +88,7 @@ class Scheduler:
         self._ended: list[Ended] = []
         self._just_ran: list[Job] = []
         self.history = History()
+        self.grammars = Grammars()
         self._block_size = config.kv.block_size
         self._reuses_prefixes = config.kv.prefix_capacity > 0
         self._free_blocks = 0
@@ -105,6 +107,7 @@ class Scheduler:
         if self._reuses_prefixes:
             job.hash_blocks(self._block_size)
         self._jobs[job.job_id] = job
+        self.grammars.acquire(job)
         self.policy.add(job, now)
         self.history.arrived(job.job_id, job.arrived, now, job.level)
         return None
@@ -267,6 +270,7 @@ class Scheduler:
                     job.sampling if job.draws else None,
                     trace,
                     job.history() if job.draws else None,
+                    self.grammars.state(job) if job.draws else None,
                 )
             )
         if batch:
@@ -277,7 +281,8 @@ class Scheduler:
             self._completed.append(reply.step_id)  # the KV-cache manager holds it for in flight
         if not batch and not reply.directives:
             return None
-        return StepPlan(reply.step_id, step_jobs, reply.directives, reply.waits)
+        forgotten = self.grammars.take_forgotten() if batch else []
+        return StepPlan(reply.step_id, step_jobs, reply.directives, reply.waits, forgotten)
 
     def _note_start(self, job: Job, now: float) -> None:
         if job.first_run is None:
@@ -314,14 +319,20 @@ class Scheduler:
         seconds = sum(result.seconds)
         drawing = [job for job in batch if job.draws]
         scores = result.logprobs or [None] * len(drawing)
+        refusals = result.refused or [None] * len(drawing)
         for job in batch:
             job.step = None
             if not job.draws and self._known(job):
                 job.kv_tokens += job.computing
                 self._goes_on(job, seconds, now)
-        for job, token, scored in zip(drawing, result.tokens, scores, strict=True):
+        for job, token, scored, refusal in zip(drawing, result.tokens, scores, refusals, strict=True):
             if not self._known(job):
                 continue  # aborted while it ran
+            if refusal is not None:
+                news = JobTokens(job.job_id, len(job.output), [], FinishReason.REFUSED, refusal)
+                out[job.reply_to].append(news)
+                self._end(job, FinishReason.REFUSED, now)
+                continue
             job.kv_tokens = job.tokens
             job.append(token, scored)
             job.failures = 0
@@ -355,6 +366,7 @@ class Scheduler:
         if not self._known(job):
             return
         self._begun.pop(job.job_id, None)
+        self.grammars.failed(job)
         job.kv_tokens = 0  # recompute: what the failed step wrote cannot be trusted
         job.failures += 1
         if job.failures < MAX_FAILURES:
@@ -366,6 +378,7 @@ class Scheduler:
     def _end(self, job: Job, reason: FinishReason, now: float) -> None:
         del self._jobs[job.job_id]
         self._begun.pop(job.job_id, None)
+        self.grammars.release(job)
         completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self.policy.remove(job, completed=completed)
         self._released.append(job.job_id)
@@ -379,6 +392,7 @@ class Scheduler:
         self._completed, self._released, self._ended, self._just_ran = [], [], [], []
         self._free_blocks = 0
         self._begun.clear()
+        self.grammars.lost()
         self._steps.clear()
         self._on_first_stage.clear()
         self._next_step = 1

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from services.scheduler.block_hashes import block_hashes
 from shared.ids import JobId, StepId
-from shared.messages import FinishReason, Submit, TokenHistory, TokenLogprobs
+from shared.messages import FinishReason, GrammarState, Submit, TokenHistory, TokenLogprobs
 
 
 class Job:
@@ -26,8 +26,8 @@ class Job:
 
     __slots__ = (
         "_logprobs", "_prompt_seen", "_resubmitted", "announced", "arrived", "barred", "block_hashes",
-        "cache_salt", "cached", "computing", "failures", "first_run", "job_id", "kv_tokens", "level",
-        "max_tokens", "min_tokens", "output", "predicted_output", "preempted", "priority", "prompt",
+        "cache_salt", "cached", "computing", "failures", "first_run", "grammar", "job_id", "kv_tokens",
+        "level", "max_tokens", "min_tokens", "output", "predicted_output", "preempted", "priority", "prompt",
         "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant", "tokens", "trace",
         "used", "waiting_since",
     )  # fmt: skip
@@ -42,6 +42,7 @@ class Job:
         self.sampling = submit.sampling
         self.min_tokens = submit.min_tokens
         self.barred = submit.barred_token_ids
+        self.grammar = submit.grammar
         self._resubmitted = len(submit.output)
         self._logprobs: list[TokenLogprobs] = []
         penalised = submit.sampling.repetition_penalty != 1.0
@@ -113,13 +114,20 @@ class Job:
     def history(self) -> TokenHistory | None:
         """What its next draw must know of its tokens; None for most jobs."""
         sampling = self.sampling
-        barred = self.barred if len(self.output) < self.min_tokens else []
+        barred = self._barred_now() if self.grammar is None else []
         counted = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         if not (barred or counted or sampling.repetition_penalty != 1.0):
             return None
         output = _packed(self.output)
         seen = self._prompt_seen + output if sampling.repetition_penalty != 1.0 else b""
         return TokenHistory(output if counted else b"", seen, barred)
+
+    def grammar_state(self, grammar_id: int) -> GrammarState:
+        """What its next draw must know if it has a grammar."""
+        return GrammarState(grammar_id, _packed(self.output), self._barred_now())
+
+    def _barred_now(self) -> list[int]:
+        return self.barred if len(self.output) < self.min_tokens else []
 
     def finish_reason(self) -> FinishReason | None:
         """Why it ends after its last output token, or None if it goes on."""

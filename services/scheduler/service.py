@@ -316,6 +316,10 @@ class SchedulerService(Service):
         if step.jobs:
             self._batch_size.observe(len(step.jobs))
         self._progress()
+        if self._core is not None:
+            last = self.bus.subjects.stage_step(self.config.parallel.pipeline_stages - 1)
+            for definition in self._core.grammars.take_definitions():
+                await self.bus.publish(last, definition)
         await self.bus.publish(self.bus.subjects.stage_step(0), step)
 
     def update_metrics(self) -> None:

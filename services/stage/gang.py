@@ -32,7 +32,7 @@ from services.stage.runner import StageRunner, StepOutput, choose_device
 from shared.config import Config
 from shared.errors import RankLost
 from shared.ids import TransferId
-from shared.messages import Directive, StepPlan, Transferred
+from shared.messages import DefineGrammar, Directive, StepPlan, Transferred
 
 JOIN_TIMEOUT_S = 300.0
 """For a process to start and import torch, on a machine that does so for all ranks at once."""
@@ -139,12 +139,16 @@ class Gang:
             self._send(StartTransfers(list(directives)))
             self._runner.start_transfers(directives)
 
+    def define(self, definition: DefineGrammar) -> None:
+        """On rank 0, which draws; from any thread."""
+        self._runner.define(definition)
+
     def step(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
         """One iteration on all ranks, as `StageRunner.step`, for a plan whose transfers were started.
 
-        Raises CopyFailed if rank 0 cannot begin it, which harms nobody. After that any failure ends the gang,
-        for the others may be anywhere in the step: RankLost if another rank is the cause, else what rank 0
-        raised.
+        Raises CopyFailed or UnknownGrammar if rank 0 cannot begin it, which harms nobody. After that any
+        failure ends the gang, for the others may be anywhere in the step: RankLost if another rank is the
+        cause, else what rank 0 raised.
         """
         waited = self._runner.prepare(plan)
         self._send(plan)

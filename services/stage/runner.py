@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from services.stage.batch import Batch
 from services.stage.checkpoint import ProgressFn
 from services.stage.collectives import Alone, Collectives
 from services.stage.copier import Copier
+from services.stage.grammars import Grammars, Masks
 from services.stage.logprobs import logprobs_of
 from services.stage.model_slice import ModelSlice, load_config
 from services.stage.penalties import adjust
@@ -22,7 +24,7 @@ from services.stage.tiers import BlockShape, Tiers, allocate
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigError
 from shared.ids import TransferId
-from shared.messages import Directive, StepPlan, TokenLogprobs, Transferred
+from shared.messages import DefineGrammar, Directive, StepPlan, TokenLogprobs, Transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class StepOutput:
     tokens: last stage: one per job whose `sampling` was set, in the plan's order
     seconds: spent computing; waited: blocked on `plan.waits` before that
     logprobs: last stage: one for each of `tokens`, or none at all if no job asks for them
+    refused: last stage: see `StepResult.refused`
     """
 
     hidden: Tensor | None = None
@@ -38,6 +41,7 @@ class StepOutput:
     seconds: float = 0.0
     waited: float = 0.0
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    refused: list[str | None] = field(default_factory=list)
 
 
 class StageRunner:
@@ -77,6 +81,9 @@ class StageRunner:
         self._kv = PagedKV(self._tiers.device, self._slice.layers.start)
         self._finish_kernels()  # the tiers are zero before a copy, on a stream of its own, can write to them
         self._copier = Copier(self._tiers, config.kv.copy_threads, on_transferred, on_copy_error)
+        vocab: int = self._slice.config.vocab_size
+        self._grammars = Grammars(folder, vocab, config.scheduler.max_batch_size)
+        self._masks: Future[Masks] | None = None
 
     def _load_slice(self, config: Config, stage: int, folder: Path, progress: ProgressFn) -> ModelSlice:
         dtype: torch.dtype = getattr(torch, config.model.dtype)
@@ -110,21 +117,29 @@ class StageRunner:
         """Begin copies before the step that came with them, which will not repeat them; from any thread."""
         self._copier.start(directives)
 
+    def define(self, definition: DefineGrammar) -> None:
+        """On the last stage, before the steps that name the grammar; from any thread."""
+        self._grammars.define(definition)
+
     def step(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
         """Start the plan's transfers, wait for those that it reads, and compute its jobs.
 
         hidden: [rows, hidden] from the stage before; None on the first stage
-        Raises CopyFailed if a transfer that the step reads did not happen.
+        Raises CopyFailed if a transfer that the step reads did not happen, UnknownGrammar (last stage) if a
+        grammar was not defined.
         """
         waited = self.prepare(plan)
         return replace(self.compute(plan, hidden), waited=waited)
 
     def prepare(self, plan: StepPlan) -> float:
-        """The first half of a step: its transfers. Returns the seconds it was blocked on them.
+        """The first half of a step: its transfers, and masks begun. Returns the seconds it was blocked on the
+        transfers.
 
-        Raises CopyFailed.
+        Raises CopyFailed and UnknownGrammar.
         """
         self._copier.start(plan.directives)
+        self._grammars.forget(plan.forgotten)
+        self._masks = self._grammars.begin(plan) if self.is_last and self._collectives.rank == 0 else None
         return self._copier.wait(plan.waits)
 
     def compute(self, plan: StepPlan, hidden: Tensor | None = None) -> StepOutput:
@@ -136,12 +151,11 @@ class StageRunner:
             with torch.inference_mode():
                 batch = Batch.of(plan.jobs, self.device)
                 output = self._compute(batch, hidden)
-                tokens, logprobs = self._draw(batch, output) if self.is_last else ([], [])
+                drawn = self._draw(batch, output) if self.is_last else StepOutput(output)
         finally:
             # Also when it has failed: kernels that are queued still write to blocks which are others' soon.
             self._finish_kernels()
-        seconds = time.perf_counter() - began
-        return StepOutput(None if self.is_last else output, tokens, seconds, logprobs=logprobs)
+        return replace(drawn, seconds=time.perf_counter() - began)
 
     def _finish_kernels(self) -> None:
         """Kernels run on after the call that launched them: until here, a step is not over."""
@@ -167,23 +181,29 @@ class StageRunner:
             hidden = torch.empty(shape, dtype=self._slice.dtype, device=self.device)
         return self._collectives.broadcast(hidden)
 
-    def _draw(self, batch: Batch, hidden: Tensor) -> tuple[list[int], list[TokenLogprobs | None]]:
+    def _draw(self, batch: Batch, hidden: Tensor) -> StepOutput:
         draws = sorted(batch.draws, key=lambda draw: draw.index)
         if not draws:
-            return [], []
+            return StepOutput()
         logits = self._slice.logits(hidden[[draw.row for draw in draws]])
         if self._collectives.rank > 0:
-            return [], []
+            return StepOutput()
         samplings = [draw.sampling for draw in draws]
         adjusted = adjust(logits, samplings, [draw.history for draw in draws])
+        masks = self._masks.result() if self._masks else None
+        if masks is not None:
+            adjusted = masks.apply(adjusted)
         tokens = sample(adjusted, samplings, [draw.position for draw in draws])
-        return tokens, logprobs_of(logits, tokens, samplings)
+        refused = masks.refusals(len(draws)) if masks else []
+        return StepOutput(tokens=tokens, logprobs=logprobs_of(logits, tokens, samplings), refused=refused)
 
     def reset(self) -> None:
         """A new epoch: forget transfers; returns when none is running any more."""
         self._copier.reset()
+        self._grammars.reset()
 
     def close(self) -> None:
+        self._grammars.close()
         self._copier.close()
 
 

@@ -27,6 +27,7 @@ from shared.config import Config
 from shared.errors import CopyFailed, RankLost
 from shared.ids import Epoch, TransferId
 from shared.messages import (
+    DefineGrammar,
     Hello,
     Limits,
     StepInput,
@@ -167,26 +168,33 @@ class StageService(Service):
 
     async def _read_inbox(self, inbox: Subscription) -> None:
         async for delivery in inbox:
-            step = self._step_of(delivery)
-            if step is None:
+            message = self._message_of(delivery)
+            if message is None:
                 continue
             if delivery.epoch > self.bus.epoch:
                 await self._begin_epoch(delivery.epoch)
-            if delivery.epoch < self.bus.epoch:
+            stale = delivery.epoch < self.bus.epoch
+            if stale:
                 self.bus.count("stale_epoch")
-            else:
-                self._runner.start_transfers(step.plan.directives)
-                if isinstance(delivery.body, StepPlan):
-                    await self._forward_directives(step.plan)
-            if step.plan.jobs:  # stale ones too: their activations may have to be put away
-                await self._arrivals.put((delivery.epoch, step))
+            if not isinstance(message, DefineGrammar):
+                await self._arrived(message, delivery, stale=stale)
+            elif not stale:
+                self._runner.define(message)
 
-    def _step_of(self, delivery: Delivery) -> StepInput | None:
+    async def _arrived(self, step: StepInput, delivery: Delivery, *, stale: bool) -> None:
+        if not stale:
+            self._runner.start_transfers(step.plan.directives)
+            if isinstance(delivery.body, StepPlan):
+                await self._forward_directives(step.plan)
+        if step.plan.jobs:  # stale ones too: their activations may have to be put away
+            await self._arrivals.put((delivery.epoch, step))
+
+    def _message_of(self, delivery: Delivery) -> StepInput | DefineGrammar | None:
         match delivery.body:
             case StepPlan() as plan:
                 return StepInput(plan)
-            case StepInput() as step:
-                return step
+            case StepInput() | DefineGrammar() as message:
+                return message
             case other:
                 self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
                 return None
@@ -300,7 +308,9 @@ class StageService(Service):
             await self._sender.send(epoch, StepInput(step.plan, None, seconds, waited), output.hidden)
             return
         subjects, step_id = self.bus.subjects, step.plan.step_id
-        result = StepResult(step_id, output.tokens, seconds, waited, logprobs=output.logprobs)
+        result = StepResult(
+            step_id, output.tokens, seconds, waited, logprobs=output.logprobs, refused=output.refused
+        )
         await self.bus.publish(subjects.step_result, result)
         await self.bus.publish(subjects.step_timing, StepTiming(step_id, step.plan.load(), seconds))
 

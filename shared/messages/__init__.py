@@ -54,6 +54,7 @@ from shared.messages.requests import (
     Explain,
     Explanation,
     FinishReason,
+    Grammar,
     JobEvent,
     JobEventKind,
     JobTokens,
@@ -64,6 +65,8 @@ from shared.messages.requests import (
     TokenLogprobs,
 )
 from shared.messages.steps import (
+    DefineGrammar,
+    GrammarState,
     StepInput,
     StepJob,
     StepPlan,
@@ -85,6 +88,7 @@ __all__ = [
     "Candidate",
     "Chunk",
     "CollectMetrics",
+    "DefineGrammar",
     "Direction",
     "Directive",
     "Drain",
@@ -93,6 +97,8 @@ __all__ = [
     "Explain",
     "Explanation",
     "FinishReason",
+    "Grammar",
+    "GrammarState",
     "Grant",
     "Hello",
     "Holder",
@@ -138,7 +144,7 @@ Body = (
     Submit | Accepted | Refused | Abort | TokenBatch | Explain | Explanation
     | PlanRequest | PlanReply | KVChanged | KVLost | StaleEpoch | PrefixesKept
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
-    | Chunk | Receipt | StepPassed | Meet | Met
+    | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
 )  # fmt: skip
 """Any message body."""

@@ -35,6 +35,19 @@ class Sampling(Part, frozen=True):
         return self.temperature == 0.0
 
 
+class Grammar(Part, frozen=True):
+    """What the text of an answer must match.
+
+    source: in the Lark dialect of llguidance
+    ends: ids that end an answer: drawn only where it is complete, and then nothing else may be
+    field: the request field that it comes from, for errors
+    """
+
+    source: str
+    ends: list[int]
+    field: str = ""
+
+
 class TokenLogprobs(Part, frozen=True):
     """Of one drawn token, under the model's own distribution: before temperature, penalties and filters.
 
@@ -55,6 +68,8 @@ class FinishReason(StrEnum):
     """the client went away or the gateway found a stop string"""
     ERROR = "error"
     """the system failed; never shown to clients as a normal end"""
+    REFUSED = "refused"
+    """the answer cannot go on as its grammar asks, which is the request's fault"""
 
 
 class Submit(Message, frozen=True):
@@ -72,6 +87,7 @@ class Submit(Message, frozen=True):
     min_tokens, barred_token_ids: these ids are not drawn while it has fewer output tokens
     cache_salt: KV of ended jobs is reused by those with the same salt only; "" is a salt like any other, None
         takes no part in it
+    grammar: what its text must match; None: anything
     """
 
     job_id: JobId
@@ -88,6 +104,7 @@ class Submit(Message, frozen=True):
     min_tokens: int = 0
     barred_token_ids: list[int] = []
     cache_salt: str | None = None
+    grammar: Grammar | None = None
 
 
 class Accepted(Message, frozen=True):

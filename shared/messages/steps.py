@@ -4,7 +4,7 @@ from shared.costmodel import BatchLoad
 from shared.ids import JobId, StepId, TransferId
 from shared.messages.base import Message, Part
 from shared.messages.kv import Direction, Directive
-from shared.messages.requests import Sampling, TokenLogprobs
+from shared.messages.requests import Grammar, Sampling, TokenLogprobs
 
 
 class TokenHistory(Part, frozen=True):
@@ -25,6 +25,27 @@ class TokenHistory(Part, frozen=True):
     barred: list[int] = []
 
 
+class DefineGrammar(Message, frozen=True):
+    """To the last stage, ahead of the first step in an epoch that names the grammar: a schema may be large,
+    and a step is sent for every token.
+    """
+
+    grammar_id: int
+    grammar: Grammar
+
+
+class GrammarState(Part, frozen=True):
+    """Where in its grammar a job is.
+
+    output: the output so far, little-endian int32; sent anew with every step, for the reason of TokenHistory
+    barred: ids that are not drawn now unless the grammar allows no others (min_tokens)
+    """
+
+    grammar_id: int
+    output: bytes = b""
+    barred: list[int] = []
+
+
 class StepJob(Part, frozen=True):
     """One job's share of an iteration.
 
@@ -33,6 +54,7 @@ class StepJob(Part, frozen=True):
     sampling: None while its prompt is not complete in this step: nothing is drawn then
     trace: W3C traceparent under which the stages report a span for this job in this step
     history: None if the next token depends on no earlier ones but through the model
+    grammar: None if any token may be drawn; its bars are there and not in the history
     """
 
     job_id: JobId
@@ -42,17 +64,21 @@ class StepJob(Part, frozen=True):
     sampling: Sampling | None = None
     trace: str | None = None
     history: TokenHistory | None = None
+    grammar: GrammarState | None = None
 
 
 class StepPlan(Message, frozen=True):
     """One iteration for all stages. Without jobs it only carries directives, from stage to stage at once: no
     computation and no activations hold them up.
+
+    forgotten: grammars that neither this nor a later step names
     """
 
     step_id: StepId
     jobs: list[StepJob] = []
     directives: list[Directive] = []
     waits: list[TransferId] = []
+    forgotten: list[int] = []
 
     def load(self) -> BatchLoad:
         return BatchLoad.of((len(job.tokens), job.start + len(job.tokens)) for job in self.jobs)
@@ -94,6 +120,8 @@ class StepResult(Message, frozen=True):
 
     error: set when a stage failed in this step; no job of it has a token then
     logprobs: one for each of `tokens`, None for jobs that ask for none; empty if no job does
+    refused: one for each of `tokens`: why the job's grammar cannot be followed any further (the token means
+        nothing then), None if it can; empty if all can
     """
 
     step_id: StepId
@@ -102,6 +130,7 @@ class StepResult(Message, frozen=True):
     waited: list[float] = []
     error: str | None = None
     logprobs: list[TokenLogprobs | None] = []
+    refused: list[str | None] = []
 
 
 class StepTiming(Message, frozen=True):

@@ -175,6 +175,17 @@ async def test_an_engine_failure_is_raised(rig: Rig) -> None:
     assert rig.bus.published == []
 
 
+async def test_an_answer_that_its_grammar_stops_is_the_requests_fault(rig: Rig) -> None:
+    async with running(rig) as items:
+        batch = TokenBatch([JobTokens(JobId(7), 0, [], FinishReason.REFUSED, "too complex")])
+        rig.bus.send(rig.bus.subjects.tokens("gateway-1"), batch)
+        with pytest.raises(InvalidRequest, match="too complex") as refused:
+            await anext(items)
+    assert refused.value.code == "schema_too_complex"
+    await rig.settle()
+    assert rig.bus.published == []
+
+
 async def test_a_new_scheduler_continues_the_stream_without_loss_or_doubling(rig: Rig) -> None:
     async with running(rig) as items:
         rig.tokens(0, [10, 11])

@@ -11,6 +11,7 @@ from services.gateway import unsupported
 from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.tokenizer import Tokenizer
+from shared.messages import Limits
 from tests.gateway.fakes import MODEL, FakeEngine, client_of, make_app
 
 scalars = (
@@ -48,6 +49,75 @@ names = st.sampled_from(
 bodies = st.dictionaries(names, values, max_size=5)
 
 
+keywords = st.sampled_from(
+    [
+        "type",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "multipleOf",
+        "maxItems",
+        "minLength",
+        "required",
+        "properties",
+        "items",
+        "anyOf",
+        "$ref",
+        "const",
+        "x-guidance",
+        "patternProperties",
+        "additionalProperties",
+        "prefixItems",
+        "$defs",
+    ]
+)
+schemas = st.recursive(
+    st.sampled_from(
+        [{}, {"type": "string"}, {"type": "integer"}, {"enum": ["a", 1]}, {"$ref": "#"}, {"not": {}}]
+    )
+    | st.dictionaries(keywords, values, min_size=1, max_size=2),
+    lambda inner: (
+        st.builds(lambda of: {"type": "array", "items": of}, inner)
+        | st.builds(lambda of: {"properties": of}, st.dictionaries(st.text(max_size=3), inner, max_size=3))
+        | st.dictionaries(st.sampled_from(["anyOf", "allOf", "oneOf"]), st.lists(inner, max_size=3))
+    ),
+    max_leaves=8,
+)
+structured = st.fixed_dictionaries(
+    {},
+    optional={
+        "response_format": values
+        | st.builds(
+            lambda schema, strict: {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": schema, "strict": strict},
+            },
+            schemas,
+            st.sampled_from([True, False, None]),
+        ),
+        "tools": values
+        | st.lists(
+            st.builds(
+                lambda name, schema: {"type": "function", "function": {"name": name, "parameters": schema}},
+                st.sampled_from(["f", "g", "h"]),
+                schemas,
+            ),
+            max_size=3,
+        ),
+        "tool_choice": values | st.sampled_from(["none", "auto", "required"]),
+        "parallel_tool_calls": scalars,
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=structured)
+def test_no_schemas_give_a_5xx(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | fields
+    assert_answered(tokenizer, "/v1/chat/completions", body, Limits(8192, 8192))
+
+
 @settings(max_examples=300, deadline=None)
 @given(path=st.sampled_from(sorted(SOURCES)), complete=st.booleans(), fields=bodies)
 @example(path="/v1/completions", complete=True, fields={"temperature": 10**400})
@@ -58,7 +128,14 @@ def test_no_parameters_give_a_5xx(
     tokenizer: Tokenizer, path: str, complete: bool, fields: dict[str, Any]
 ) -> None:
     body = ({"model": MODEL} | SOURCES[path] if complete else {}) | fields
+    assert_answered(tokenizer, path, body)
+
+
+def assert_answered(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], limits: Limits | None = None
+) -> None:
     engine = FakeEngine(tokenizer)
+    engine.limits = limits or engine.limits
 
     async def send() -> tuple[int, str]:
         async with client_of(make_app(engine, tokenizer)) as client:

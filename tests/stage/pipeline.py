@@ -16,8 +16,10 @@ from services.stage.transport.tensors import content_of, describe, restore
 from shared.config import Config, KVConfig, ModelConfig, ParallelConfig
 from shared.ids import BlockId, JobId, StepId, TransferId
 from shared.messages import (
+    DefineGrammar,
     Direction,
     Directive,
+    GrammarState,
     Move,
     Sampling,
     StepJob,
@@ -48,6 +50,7 @@ class Job:
     min_tokens: int = 0
     barred: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    grammar_id: int | None = None
 
     @property
     def output(self) -> list[int]:
@@ -56,6 +59,11 @@ class Job:
     @property
     def left_to_compute(self) -> int:
         return len(self.tokens) - self.computed
+
+    def grammar_state(self) -> GrammarState | None:
+        if self.grammar_id is None:
+            return None
+        return GrammarState(self.grammar_id, np.array(self.output, "<i4").tobytes())
 
     def history(self) -> TokenHistory | None:
         """As the scheduler would send it."""
@@ -147,9 +155,13 @@ class Pipeline:
                     np.array(job.blocks, "<i4").tobytes(),
                     job.sampling if count == job.left_to_compute else None,
                     history=job.history(),
+                    grammar=job.grammar_state() if count == job.left_to_compute else None,
                 )
             )
         return StepPlan(StepId(next(self._ids)), jobs, list(directives), list(waits))
+
+    def define(self, definition: DefineGrammar) -> None:
+        self.runners[-1].define(definition)
 
     def swap_out(self, job: Job) -> tuple[Directive, list[int]]:
         """The directive, and the device blocks that are free once it is done."""

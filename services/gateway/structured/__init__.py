@@ -1,0 +1,1 @@
+"""Answers of a prescribed form: `response_format` and tool calls."""
