@@ -45,8 +45,10 @@ class Client:
 
     def routed(self) -> dict[str, float]:
         """Jobs handed to each pipeline so far."""
-        text = self._http.get("/metrics").text
-        counts = re.findall(r'skipjoin_routed_jobs_total{to="(\d+)"} (\S+)', text)
+        page = self._http.get("/metrics")
+        assert page.status_code == 200, page.text
+        counts = re.findall(r'skipjoin_routed_jobs_total{to="(\d+)"} (\S+)', page.text)
+        assert counts, page.text
         return {pipeline: float(count) for pipeline, count in counts}
 
     def complete(self, prompt: list[int] | str, max_tokens: int) -> dict[str, Any]:
