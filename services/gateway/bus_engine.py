@@ -224,7 +224,7 @@ class BusEngine:
             self._router.lost(hello.pipeline)
         if news is News.REPLACED:
             self._jobs.scheduler_replaced(server)
-            log.info("pipeline %d: scheduler %s, epoch %d", *(server.pipeline, server.instance, server.epoch))
+            log.info("pipeline %d: scheduler %s, epoch %d", server.pipeline, server.instance, server.epoch)
         others = [each for who, each in hello.outstanding.items() if who != self._bus.instance]
         self._router.report(hello.pipeline, hello.cost or GUESS, _sum(others))
 

@@ -43,14 +43,12 @@ class Client:
     def serving(self, count: int) -> bool | None:
         return True if sum(each["serving"] for each in self.pipelines()) == count else None
 
-    def busy(self) -> int | None:
-        """The pipeline that has a job, by now."""
-        return next((each["pipeline"] for each in self.pipelines() if each["jobs"]), None)
-
     def routed(self) -> dict[str, float]:
         """Jobs handed to each pipeline so far."""
-        text = self._http.get("/metrics").text
-        counts = re.findall(r'skipjoin_routed_jobs_total{to="(\d+)"} (\S+)', text)
+        page = self._http.get("/metrics")
+        assert page.status_code == 200, page.text
+        counts = re.findall(r'skipjoin_routed_jobs_total{to="(\d+)"} (\S+)', page.text)
+        assert counts, page.text
         return {pipeline: float(count) for pipeline, count in counts}
 
     def complete(self, prompt: list[int] | str, max_tokens: int) -> dict[str, Any]:
@@ -131,15 +129,15 @@ def test_a_stream_survives_the_death_of_its_pipeline(
 ) -> None:
     client = Client(two.url)
     until(lambda: client.serving(2))
+    before = client.routed()
     stream = Stream(two.url, make_prompt(7), 60)
     stream.read(3)
-    pipeline = until(client.busy)
-    (pid,) = two.pids(deployment(service, pipeline))
-    before = client.routed()
+    (pipeline,) = [each for each, count in client.routed().items() if count > before.get(each, 0)]
+    (pid,) = two.pids(deployment(service, int(pipeline)))
     os.kill(pid, signal.SIGKILL)
-    other = str(1 - pipeline)
-    until(lambda: client.routed()[other] > before.get(other, 0) or None)
     stream.finish(reference)
+    other = "1" if pipeline == "0" else "0"
+    assert client.routed().get(other, 0) == before.get(other, 0) + 1
     assert httpx.get(f"{two.url}/ready").status_code == 200
 
 
