@@ -34,7 +34,7 @@ expected-statuses = ["2xx", "3xx", "4xx", 504]
 """504 is the right answer to a `timeout` that is over."""
 
 
-async def run(url: str, examples: int, *options: str) -> tuple[int, str]:
+async def run(url: str, examples: int, *options: str, phases: str = "coverage,fuzzing") -> tuple[int, str]:
     """Exit status and report of schemathesis over the document at `url`; 0 is: nothing found."""
     program = Path(sys.executable).with_name("schemathesis")
     # In a folder of its own: it keeps what it found, and would begin the next run with it.
@@ -42,7 +42,7 @@ async def run(url: str, examples: int, *options: str) -> tuple[int, str]:
         (Path(folder) / "schemathesis.toml").write_text(SETTINGS)
         process = await asyncio.create_subprocess_exec(
             str(program), "run", url, "--checks", ",".join(CHECKS), "--max-examples", str(examples),
-            "--phases", "coverage,fuzzing", "--no-color", "--warnings", "off", *options,
+            "--phases", phases, "--no-color", "--warnings", "off", *options,
             cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         try:

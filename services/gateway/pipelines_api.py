@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
 from services.gateway.engine import Engine
+from services.gateway.openapi import ERRORS
 from services.gateway.requests_api import admin_only
 from shared.config import Config
 from shared.errors import InvalidRequest
@@ -19,22 +20,22 @@ class Scaler(Protocol):
 
 
 class PipelineEntry(BaseModel):
-    """reason: why it cannot serve; jobs: unfinished ones, of all gateways"""
-
-    pipeline: int
-    serving: bool
-    reason: str | None
-    jobs: int
+    pipeline: int = Field(description="its number, from 0")
+    serving: bool = Field(description="whether it gets new requests")
+    reason: str | None = Field(description="why it cannot serve")
+    jobs: int = Field(description="its unfinished jobs, of all gateways")
 
 
 class PipelineList(BaseModel):
-    data: list[PipelineEntry]
+    data: list[PipelineEntry] = Field(description="by number")
 
 
 class ScaleRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    replicas: int = Field(ge=1)
+    replicas: int = Field(
+        ge=1, description="how many there should be, from parallel.replicas to parallel.max_replicas"
+    )
 
 
 def install(app: FastAPI, engine: Engine, config: Config, scaler: Scaler | None) -> None:
@@ -52,12 +53,15 @@ def install(app: FastAPI, engine: Engine, config: Config, scaler: Scaler | None)
         ]
         return PipelineList(data=entries)
 
-    @app.get("/v1/pipelines", response_model=PipelineList)
+    @app.get("/v1/pipelines", response_model=PipelineList, responses=ERRORS, tags=["pipelines"])
     async def pipelines(request: Request) -> PipelineList:
+        """Which there are, and which of them serve."""
         admin_only(request, "the list of pipelines", exposed=exposed)
         return listed()
 
-    @app.post("/v1/pipelines", response_model=PipelineList, status_code=202)
+    @app.post(
+        "/v1/pipelines", response_model=PipelineList, responses=ERRORS, status_code=202, tags=["pipelines"]
+    )
     async def scale(request: Request, body: ScaleRequest) -> PipelineList:
         """Have so many pipelines. Those that are to go are drained: their jobs go on in others."""
         admin_only(request, "the number of pipelines", exposed=exposed)
@@ -67,7 +71,6 @@ def install(app: FastAPI, engine: Engine, config: Config, scaler: Scaler | None)
                 "replicas: this gateway runs outside of Ray Serve and cannot start pipelines",
                 param="replicas",
                 code="unsupported",
-                status=501,
             )
         await scaler.scale(body.replicas)
         return listed()

@@ -10,14 +10,15 @@ from tests.gateway.server import served
 from tests.gateway.test_keys import key, ring
 from tests.openapi_run import run
 
-LONGEST_S = 600.0
-"""It is stuck then: on an idle machine it takes less than a minute."""
+LONGEST_S = 300.0
+"""It is stuck then: on an idle machine it takes half a minute. The long run tries all border cases, too."""
 
 
 async def test_every_operation_does_as_it_says(engine: FakeEngine, tokenizer: Tokenizer) -> None:
     async with served(engine, tokenizer, max_body_bytes=2**22) as url, asyncio.timeout(LONGEST_S):
         document = url.replace("/v1", "/openapi.json")
-        status, report = await run(document, 10, "--generation-deterministic", "--no-shrink")
+        options = ("--generation-deterministic", "--no-shrink")
+        status, report = await run(document, 30, *options, phases="fuzzing")
     assert status == 0, report
 
 
@@ -62,8 +63,8 @@ async def test_with_keys_it_asks_for_one(engine: FakeEngine, tokenizer: Tokenize
 async def test_its_examples_are_answered(engine: FakeEngine, tokenizer: Tokenizer) -> None:
     async with client_of(make_app(engine, tokenizer)) as client:
         document = (await client.get("/openapi.json")).json()
-        for path, operations in document["paths"].items():
-            if "post" in operations:
-                body = operations["post"]["requestBody"]["content"]["application/json"]["example"]
-                answer = await client.post(path, json=body)
-                assert answer.status_code == 200, answer.text
+        posts = {path: each["post"] for path, each in document["paths"].items() if "post" in each}
+        for path in posts.keys() - {"/v1/pipelines"}:  # a number, which is described
+            body = posts[path]["requestBody"]["content"]["application/json"]["example"]
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text

@@ -68,4 +68,4 @@ async def test_only_admins_change_anything(engine: FakeEngine, tokenizer: Tokeni
 
 async def test_outside_of_ray_serve_nobody_can(engine: FakeEngine, tokenizer: Tokenizer) -> None:
     async with client_of(make_app(engine, tokenizer)) as client:
-        assert (await client.post(PATH, json={"replicas": 2})).status_code == 501
+        assert (await client.post(PATH, json={"replicas": 2})).status_code == 400

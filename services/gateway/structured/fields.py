@@ -13,8 +13,8 @@ MOST_TOOLS = 128
 
 
 class JsonSchema(Strict):
-    name: Name
-    description: str | None = None
+    name: Name = Field(description="names the schema; changes nothing")
+    description: str | None = Field(None, description="what it is for; changes nothing")
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema that the answer is valid under")
     strict: bool | None = Field(
         None, description="refuse a schema with keywords that cannot be enforced, instead of leaving them out"
@@ -22,8 +22,8 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(description="what an answer is")
+    json_schema: JsonSchema | None = Field(None, description="only, and always, with type: json_schema")
 
     @model_validator(mode="after")
     def _schema_if_named(self) -> "ResponseFormat":
@@ -36,8 +36,8 @@ class ResponseFormat(Strict):
 
 
 class Function(Strict):
-    name: Name
-    description: str | None = None
+    name: Name = Field(description="what calls of it name")
+    description: str | None = Field(None, description="what it does, for the model")
     parameters: dict[str, Any] | None = Field(
         None, description="JSON Schema of an object (default: no parameters)"
     )
@@ -57,17 +57,17 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    type: Literal["function"]
-    function: Function
+    type: Literal["function"] = Field(description="only functions")
+    function: Function = Field(description="what can be called")
 
 
 class FunctionName(Strict):
-    name: Name
+    name: Name = Field(description="one of tools")
 
 
 class NamedTool(Strict):
-    type: Literal["function"]
-    function: FunctionName
+    type: Literal["function"] = Field(description="only functions")
+    function: FunctionName = Field(description="what is to be called")
 
 
 def _kind_of_choice(value: Any) -> str:
@@ -82,7 +82,7 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(Strict):
-    name: Name
+    name: Name = Field(description="what was called")
     arguments: str = Field(description="a JSON object, as text")
     parsed_arguments: Any = Field(None, description="ignored: the openai package has it beside the text")
 
@@ -104,7 +104,7 @@ class CalledFunction(Strict):
 class EarlierCall(Strict):
     """A call that the assistant has made in an earlier turn."""
 
-    id: Annotated[str, Field(min_length=1)]
-    type: Literal["function"]
-    function: CalledFunction
+    id: Annotated[str, Field(min_length=1)] = Field(description="what the result's turn refers to")
+    type: Literal["function"] = Field(description="only functions")
+    function: CalledFunction = Field(description="what was called, and with what")
     index: int | None = Field(None, description="ignored: streamed calls have it")
