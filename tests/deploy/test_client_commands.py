@@ -1,11 +1,12 @@
-"""`skipjoin chat`, `complete`, `requests` and `models` against a gateway on a real socket."""
+"""`skipjoin chat`, `complete`, `requests`, `models` and `scale` against a gateway on a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from deploy.cli import main
+from services.gateway.pipelines import PipelineState
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import GenerationFailed, NotReady
 from shared.messages import FinishReason
@@ -80,6 +81,31 @@ async def test_models_and_requests(engine: FakeEngine, url: str) -> None:
     assert status == 1 and "cancelled" in err
     status, _, err = await run("requests", "nothing", "--url", url)
     assert status == 1 and "'nothing'" in err
+
+
+async def test_scale_waits_until_so_many_pipelines_serve(engine: FakeEngine, tokenizer: Tokenizer) -> None:
+    first, loading, second = (PipelineState(*each) for each in ((0, "", 1), (1, "loading", 0), (1, "", 0)))
+
+    class Starting:
+        """The second one loads when it is listed for the first time, and serves from then on."""
+
+        async def scale(self, replicas: int) -> None:
+            assert replicas == 2
+            engine.pipelines = Looked([first, loading])
+
+    class Looked(list[PipelineState]):
+        def __iter__(self) -> Iterator[PipelineState]:
+            engine.pipelines = [first, second]
+            return super().__iter__()
+
+    async with served(engine, tokenizer, scaler=Starting()) as url:
+        status, out, err = await run("scale", "2", "--url", url)
+        assert (status, out) == (0, "2 pipelines serve\n")
+        assert [line.split(maxsplit=2)[1:] for line in err.splitlines()] == [
+            ["0", "serves"], ["1", "loading"], ["1", "serves"],
+        ]  # fmt: skip
+        status, _, err = await run("scale", "99", "--url", url)
+        assert status == 1 and "parallel.max_replicas" in err
 
 
 async def test_a_key(engine: FakeEngine, tokenizer: Tokenizer) -> None:
@@ -157,7 +183,7 @@ async def test_a_models_text_does_not_command_the_terminal(engine: FakeEngine, u
 
 
 @pytest.mark.parametrize(
-    "command", ["chat", "complete", "requests", "models", "serve", "config", "key", "profile"]
+    "command", ["chat", "complete", "requests", "models", "scale", "serve", "config", "key", "profile"]
 )
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
