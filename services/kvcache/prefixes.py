@@ -41,7 +41,10 @@ class PrefixCache:
         self._most = config.prefix_capacity
         self._block_size = config.block_size
         self._pool = pool
-        self._blocks: OrderedDict[bytes, CachedBlock] = OrderedDict()  # the first gives way first
+        self._blocks: dict[bytes, CachedBlock] = {}
+        # Those that nothing reads or writes; the first gives way first. Apart from the others, which may be
+        # most of them: whoever needs room must not look through all that is counted on.
+        self._at_rest: OrderedDict[bytes, CachedBlock] = OrderedDict()
         self._chains: dict[JobId, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -75,11 +78,13 @@ class PrefixCache:
         """A copy reads them: they stay until `release`."""
         for cached in run:
             cached.readers += 1
-        self.touch([cached.chain_hash for cached in run])
+            self._at_rest.pop(cached.chain_hash, None)
 
-    def release(self, run: Iterable[CachedBlock]) -> None:
+    def release(self, run: Sequence[CachedBlock]) -> None:
+        """Used until now."""
         for cached in run:
             cached.readers -= 1
+        self._rest(run)
 
     # ------------------------------------------------------------ what is kept
 
@@ -95,28 +100,33 @@ class PrefixCache:
     def add(self, chain_hash: bytes, block: BlockId, *, written: bool) -> CachedBlock:
         """Own a host block from now on."""
         cached = self._blocks[chain_hash] = CachedBlock(chain_hash, block, written=written)
+        self._rest([cached])
         return cached
 
-    def written(self, added: Iterable[CachedBlock]) -> None:
+    def written(self, added: Sequence[CachedBlock]) -> None:
         """The copies that fill them are complete: they may be found now."""
         for cached in added:
             cached.written = True
+        self._rest(added)
 
     def touch(self, chain: Sequence[bytes]) -> None:
         """Used now; its end a little less recently than its beginning."""
         for chain_hash in reversed(chain):
-            if chain_hash in self._blocks:
-                self._blocks.move_to_end(chain_hash)
+            if chain_hash in self._at_rest:
+                self._at_rest.move_to_end(chain_hash)
 
     def give_way(self, blocks: int) -> None:
         """Free so many host blocks, or all that nothing reads or writes."""
-        if blocks <= 0:
-            return
-        at_rest = (cached for cached in self._blocks.values() if cached.written and not cached.readers)
-        leaving = list(islice(at_rest, blocks))
+        leaving = [self._at_rest.popitem(last=False)[1] for _ in range(min(blocks, len(self._at_rest)))]
         for cached in leaving:
             del self._blocks[cached.chain_hash]
         self._pool.release(sorted(cached.block for cached in leaving))
+
+    def _rest(self, run: Sequence[CachedBlock]) -> None:
+        """Those of a chain that may give way from now on; its end before its beginning."""
+        for cached in reversed(run):
+            if cached.written and not cached.readers:
+                self._at_rest[cached.chain_hash] = cached
 
     # ------------------------------------------------------------ bookkeeping
 
