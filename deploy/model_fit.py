@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from services.stage import checkpoint
+from services.stage.layer_split import LayerCosts, layer_ranges
 from shared.config import EMBEDDED_MODEL, Config
-from shared.errors import SkipjoinError
+from shared.errors import ConfigError, SkipjoinError
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MIB = 1024**2
@@ -31,11 +32,11 @@ def check_model(config: Config) -> tuple[list[str], list[str]]:
 def _cut_errors(config: Config, described: dict[str, object]) -> list[str]:
     errors: list[str] = []
     stages, ranks = config.parallel.pipeline_stages, config.parallel.tensor_parallel
-    layers = _number(described, "num_hidden_layers")
-    if stages > layers:
-        errors.append(
-            f"parallel.pipeline_stages: {stages} stages cannot share {layers} layers, use at most {layers}"
-        )
+    layers = LayerCosts(_number(described, "num_hidden_layers"), layer=1.0, head=0.0)
+    try:
+        layer_ranges(layers, stages, config.parallel.layer_split)
+    except ConfigError as error:
+        errors.append(str(error))
     heads = _number(described, "num_attention_heads")
     shared_by_ranks = {
         "attention heads": heads,

@@ -94,6 +94,7 @@ def test_a_model_that_is_there_is_checked_and_its_kv_counted(
         ),
         ({"ffn_dim": 36860}, None, "parallel.tensor_parallel: 8 ranks cannot share 36860 MLP columns"),
         ({}, "parallel.pipeline_stages=65", "parallel.pipeline_stages: 65 stages cannot share 64 layers"),
+        ({}, "parallel.layer_split=[40, 40]", "parallel.layer_split: [40, 40] gives 80 layers to 2 stages"),
         (
             {},
             "model.max_model_len=4096",
