@@ -11,7 +11,7 @@ from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRe
 from services.gateway.structured.constraint import Constraint, constraint_of
 from services.gateway.structured.formats import FORMATS, Hermes, ToolFormat, recognise
 from services.gateway.structured.turns import native_tools, native_turns, plain_turns
-from services.gateway.tokenizer import ChatMessage, Tokenizer
+from services.gateway.tokenizer import ChatMessage, Tokenizer, turn
 from services.gateway.truncation import latest_that_fit
 from shared.errors import InvalidRequest
 from shared.ids import JobId, new_job_id
@@ -261,11 +261,6 @@ class Admission:
         ids = [int(key) for key in named]
         self.check_ids(ids, "logit_bias")
         return {token: value for token, value in zip(ids, named.values(), strict=True) if value}
-
-
-def turn(role: str, text: str) -> ChatMessage:
-    """As chat templates know it."""
-    return {"role": "system" if role == "developer" else role, "content": text}
 
 
 def _prompts(request: CompletionRequest) -> list[tuple[str, str | list[int]]]:

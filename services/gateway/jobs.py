@@ -79,9 +79,8 @@ class OpenJob:
         """Append what is new in `item`; a gap before it makes the job stale."""
         if self.finish is not None:
             return
-        if (
-            item.finish is not None and item.finish in _FAILED
-        ):  # wherever it happened, there is nothing more to come
+        if item.finish is not None and item.finish in _FAILED:
+            # Wherever it happened, there is nothing more to come.
             self.fail(item.error or "the job was aborted inside the system", held=False, finish=item.finish)
             return
         known = len(self.output) - item.start

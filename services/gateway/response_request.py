@@ -12,7 +12,6 @@ Role = Literal["system", "developer", "user", "assistant"]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
-LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponsePart(Strict):

@@ -8,11 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway import unsupported
-from services.gateway.admission import turn
 from services.gateway.openapi import ERRORS
 from services.gateway.schema import Message, Strict, TokenIds
 from services.gateway.serving import Serving
-from services.gateway.tokenizer import Tokenizer
+from services.gateway.tokenizer import Tokenizer, turn
 from services.gateway.unsupported import without_neutral
 
 

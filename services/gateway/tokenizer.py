@@ -30,6 +30,11 @@ _TEMPLATE_TOKENS = (
 )
 
 
+def turn(role: str, text: str) -> ChatMessage:
+    """As chat templates know it."""
+    return {"role": "system" if role == "developer" else role, "content": text}
+
+
 class Tokenizer:
     """Safe to call from several threads at once: nothing changes after construction.
 

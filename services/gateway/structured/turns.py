@@ -9,9 +9,8 @@ from typing import Any
 
 from services.gateway.schema import ChatRequest, Message
 from services.gateway.structured.formats import Hermes
+from services.gateway.tokenizer import ChatMessage, turn
 
-Turn = dict[str, Any]
-_ROLES = {"developer": "system"}
 _INSTRUCTIONS = """You can call these functions, each described by a line of JSON:
 {functions}
 To call one, answer with its name and arguments in this form, and with nothing after it:
@@ -21,18 +20,18 @@ To call one, answer with its name and arguments in this form, and with nothing a
 The result comes back between <tool_response> and </tool_response>."""
 
 
-def native_tools(request: ChatRequest) -> list[Turn] | None:
+def native_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
     """`tools` as templates read them: OpenAI's form without what was not sent."""
     return [tool.model_dump(exclude_none=True) for tool in request.offered_tools] or None
 
 
-def native_turns(request: ChatRequest) -> list[Turn]:
+def native_turns(request: ChatRequest) -> list[ChatMessage]:
     """For a template that reads `tools`."""
-    turns: list[Turn] = []
+    turns: list[ChatMessage] = []
     for message in request.messages:
-        turn: Turn = {"role": _role(message), "content": message.text}
+        said = turn(message.role, message.text)
         if message.tool_calls:
-            turn["tool_calls"] = [
+            said["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -41,15 +40,15 @@ def native_turns(request: ChatRequest) -> list[Turn]:
                 for call in message.tool_calls
             ]
         if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
-            turn["name"] = _called(request, message)
-        turns.append(turn)
+            said["tool_call_id"] = message.tool_call_id
+            said["name"] = _called(request, message)
+        turns.append(said)
     return turns
 
 
-def plain_turns(request: ChatRequest, hermes: Hermes) -> list[Turn]:
+def plain_turns(request: ChatRequest, hermes: Hermes) -> list[ChatMessage]:
     """For any other template: text alone, in the roles that it knows."""
-    turns: list[Turn] = []
+    turns: list[ChatMessage] = []
     answered = False  # by a tool, in the last turn
     for message in request.messages:
         text = message.text
@@ -58,20 +57,20 @@ def plain_turns(request: ChatRequest, hermes: Hermes) -> list[Turn]:
             if answered:  # templates want user and assistant by turns
                 turns[-1]["content"] += f"\n{text}"
             else:
-                turns.append({"role": "user", "content": text})
+                turns.append(turn("user", text))
             answered = True
             continue
         answered = False
         calls = [
             hermes.written(call.function.name, call.function.parsed) for call in message.tool_calls or ()
         ]
-        turns.append({"role": _role(message), "content": "\n".join(filter(None, [text, *calls]))})
+        turns.append(turn(message.role, "\n".join(filter(None, [text, *calls]))))
     if request.offered_tools:
         _describe(request, turns)
     return turns
 
 
-def _describe(request: ChatRequest, turns: list[Turn]) -> None:
+def _describe(request: ChatRequest, turns: list[ChatMessage]) -> None:
     functions = [
         json.dumps(tool.function.model_dump(exclude_none=True, exclude={"strict"}), ensure_ascii=False)
         for tool in request.offered_tools
@@ -80,11 +79,7 @@ def _describe(request: ChatRequest, turns: list[Turn]) -> None:
     if turns[0]["role"] == "system":
         turns[0]["content"] += f"\n\n{text}"
     else:
-        turns.insert(0, {"role": "system", "content": text})
-
-
-def _role(message: Message) -> str:
-    return _ROLES.get(message.role, message.role)
+        turns.insert(0, turn("system", text))
 
 
 def _called(request: ChatRequest, answer: Message) -> str:
