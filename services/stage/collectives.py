@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from services.stage.gloo import gloo_group
 from shared.errors import RankLost
 
 dist: Any = torch.distributed
@@ -81,7 +82,7 @@ class ProcessGroup:
             if device.type == "cuda":
                 self._group = _nccl(store, rank, ranks, timeout)
             else:
-                self._group = _gloo(store, rank, ranks, address, timeout)
+                self._group = gloo_group(store, rank, ranks, address, timeout)
         except RuntimeError as error:
             raise RankLost(f"rank {rank} could not reach the other {ranks - 1}: {error}") from error
 
@@ -120,14 +121,6 @@ def rendezvous(host: str) -> tuple[Any, int]:
 
 def join_rendezvous(host: str, port: int) -> Any:
     return dist.TCPStore(host, port, is_master=False)
-
-
-def _gloo(store: Any, rank: int, ranks: int, address: str, timeout: timedelta) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    options._timeout = timeout
-    # Named, because gloo's own choice asks the resolver for the host's name, which need not know it.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, ranks, options)
 
 
 def _nccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:

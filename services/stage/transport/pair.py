@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.distributed import (
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    ProcessGroupGloo,
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from services.stage.gloo import gloo_group
 from shared.errors import ActivationLost
 
 _SENDER, _RECEIVER = 0, 1
@@ -60,12 +60,8 @@ class Pair:
 
     def __init__(self, store: TCPStore, rank: int, host: str, timeout: float) -> None:
         self._timeout = timedelta(seconds=timeout)
-        gloo: Any = ProcessGroupGloo  # its stubs know neither options nor devices
-        options = gloo._Options()
-        options._timeout = self._timeout
-        options._devices = [gloo.create_device(hostname=host)]
         try:
-            self._group: Any = gloo(PrefixStore("hop", store), rank, 2, options)
+            self._group = gloo_group(PrefixStore("hop", store), rank, 2, host, self._timeout)
         except RuntimeError as error:
             raise ActivationLost(f"torch.distributed: the neighbour did not join: {error}") from error
         self._store = store  # it must live as long as the group
