@@ -11,7 +11,7 @@ import logging
 from services.gateway.jobs import OpenJob, OpenJobs
 from services.gateway.pipelines import Pipelines, Server
 from services.gateway.routing import Router
-from services.scheduler.block_hashes import block_hashes, split
+from shared.block_hashes import block_hashes, split
 from shared.bus import Bus
 from shared.clock import Clock
 from shared.errors import BusError, InvalidRequest, NoResponder, NotReady, PayloadTooLarge

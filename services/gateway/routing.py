@@ -9,7 +9,7 @@ jobs took 1 to 4 % longer in `skipjoin simulate scale --rate 100 --replicas 8`.)
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
-from services.scheduler.block_hashes import split
+from shared.block_hashes import split
 from shared.costmodel import GUESS, CostModel
 from shared.ids import JobId
 from shared.messages import Outstanding

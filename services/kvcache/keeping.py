@@ -3,7 +3,7 @@
 from services.kvcache.jobs import JobKV
 from services.kvcache.pool import BlockPool
 from services.kvcache.prefixes import CachedBlock, PrefixCache
-from services.scheduler.block_hashes import split
+from shared.block_hashes import split
 from shared.ids import BlockId
 
 

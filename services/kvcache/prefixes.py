@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from services.kvcache.pool import BlockPool
-from services.scheduler.block_hashes import split
+from shared.block_hashes import split
 from shared.config import KVConfig
 from shared.ids import BlockId, JobId
 

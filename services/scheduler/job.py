@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable
 
-from services.scheduler.block_hashes import block_hashes
+from shared.block_hashes import block_hashes
 from shared.ids import JobId, StepId
 from shared.messages import FinishReason, GrammarState, Submit, TokenHistory, TokenLogprobs
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.bus_engine import BusEngine
 from services.gateway.pipelines import SILENCE_S
-from services.scheduler.block_hashes import block_hashes
+from shared.block_hashes import block_hashes
 from shared.clock import VirtualClock
 from shared.config import parse
 from shared.errors import BusTimeout, InvalidRequest, NotReady

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.gateway import routing
 from services.gateway.routing import FIRST_MEAN, WORTH, Router
-from services.scheduler.block_hashes import block_hashes, split
+from shared.block_hashes import block_hashes, split
 from shared.costmodel import CostModel
 from shared.ids import JobId
 from shared.messages import Outstanding

@@ -3,7 +3,7 @@
 import pytest
 
 from services.kvcache.core import KVCache
-from services.scheduler.block_hashes import block_hashes
+from shared.block_hashes import block_hashes
 from shared.config import KVConfig
 from shared.ids import JobId
 from shared.messages import HASH_BYTES, Direction, Directive
