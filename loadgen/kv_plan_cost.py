@@ -10,12 +10,12 @@ import argparse
 import random
 import time
 
-from loadgen.plan_cost import COST, Unobserved
+from loadgen.plan_cost import COST, Unobserved, iterations
 from services.kvcache.core import KVCache
 from services.scheduler.core import Scheduler
 from shared.config import parse
 from shared.ids import JobId
-from shared.messages import Limits, Sampling, StepResult, Submit
+from shared.messages import Limits, Sampling, Submit
 
 TIERS = ((100_000, 100_000), (50_000, 100_000))
 """Device and host blocks."""
@@ -46,29 +46,13 @@ def measure(mode: str, device: int, host: int, jobs: int) -> tuple[list[float], 
     scheduler = Scheduler(config, Unobserved(), Limits(100_000, device * config.kv.block_size))
     scheduler.set_cost_model(COST)
     kv = KVCache(config.kv, 1)
-    draw, now = random.Random(1), 0.0
+    draw = random.Random(1)
     for number in range(jobs):
         prompt = [1] * draw.randrange(1600, 2400)
-        scheduler.submit(Submit(JobId(number), "gateway", prompt, 2000, Sampling(0.0)), None, now)
-    costs: list[float] = []
-    swapping = moved = 0
-    for iteration in range(WARM_UP + ITERATIONS):
-        request = scheduler.plan_request(now)
-        assert request is not None
-        began = time.thread_time()
-        reply = kv.plan(request)
-        cost = time.thread_time() - began
-        if iteration >= WARM_UP:
-            costs.append(cost)
-            swapping += bool(reply.directives)
-            moved += sum(directive.blocks for directive in reply.directives)
-        for directive in reply.directives:
-            kv.transfer_done(directive.transfer_id, 0, 0)
-        step = scheduler.dispatch(reply, now)
-        if step is not None and step.jobs:
-            now += COST.seconds(step.load())
-            scheduler.complete(StepResult(step.step_id, [7] * len(step.jobs), [0.03], [0.0]), now)
-    return costs, swapping, moved
+        scheduler.submit(Submit(JobId(number), "gateway", prompt, 2000, Sampling(0.0)), None, 0.0)
+    costs = list(iterations(scheduler, kv, WARM_UP + ITERATIONS, time.thread_time))[WARM_UP:]
+    moved = [sum(directive.blocks for directive in cost.reply.directives) for cost in costs]
+    return [cost.kv for cost in costs], sum(map(bool, moved)), sum(moved)
 
 
 if __name__ == "__main__":
