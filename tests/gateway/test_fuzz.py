@@ -111,8 +111,19 @@ structured = st.fixed_dictionaries(
 )
 
 
+def with_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": schema, "strict": True},
+        }
+    }
+
+
 @settings(max_examples=300, deadline=None)
 @given(fields=structured)
+@example(fields=with_schema({"patternProperties": 1}))
+@example(fields=with_schema({"patternProperties": {"(": {}}}))
 def test_no_schemas_give_a_5xx(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | fields
     assert_answered(tokenizer, "/v1/chat/completions", body, Limits(8192, 8192))

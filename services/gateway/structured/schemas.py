@@ -40,7 +40,8 @@ def _refuse_long_patterns(schema: dict[str, Any], field: str) -> None:
             pending += node
         elif isinstance(node, dict):
             pending += node.values()
-            patterns = [node.get("pattern"), *(node.get("patternProperties") or ())]
+            keyed = node.get("patternProperties")  # what is no object here, llguidance refuses
+            patterns = [node.get("pattern"), *(keyed if isinstance(keyed, dict) else ())]
             longest = max((len(each) for each in patterns if isinstance(each, str)), default=0)
             if longest > _LONGEST_PATTERN:
                 raise InvalidRequest(
