@@ -48,6 +48,7 @@ class GatewayService(Service):
         self.api = create_app(
             self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring, self._scaler
         )
+        self.api.openapi()  # made before there are answers that it could hold up
 
     def _keyring(self) -> Keyring | None:
         """Raises ConfigError."""
