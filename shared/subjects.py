@@ -61,6 +61,10 @@ class Subjects:
         return self._of("scheduler", "explain")
 
     @property
+    def ask_timelines(self) -> str:
+        return self._of("scheduler", "timelines")
+
+    @property
     def step_result(self) -> str:
         return self._of("scheduler", "result")
 
@@ -112,6 +116,15 @@ class Subjects:
     # tokens back to whoever submitted (a gateway or the profiler)
     def tokens(self, instance: str) -> str:
         return self._shared("gateway", instance, "tokens")
+
+    def jobs_ended(self, instance: str) -> str:
+        """To the same: what became of its jobs."""
+        return self._shared("gateway", instance, "ended")
+
+    @property
+    def requests_ended(self) -> str:
+        """To all gateways: what became of a request, from the gateway that answered it."""
+        return self._shared("requests_ended")
 
     @property
     def schedulers(self) -> str:

@@ -28,6 +28,7 @@ from shared.messages.kv import (
     KVChanged,
     KVLost,
     Move,
+    Occupancy,
     PlanReply,
     PlanRequest,
     PrefixesKept,
@@ -77,13 +78,27 @@ from shared.messages.steps import (
     TransferDone,
     Transferred,
 )
+from shared.messages.timelines import (
+    RUNNING,
+    AskTimelines,
+    IterationSample,
+    JobsEnded,
+    JobState,
+    LevelChange,
+    RequestEnded,
+    Segment,
+    Timeline,
+    Timelines,
+)
 
 __all__ = [
     "DRAINED",
     "HASH_BYTES",
     "LEAVING",
+    "RUNNING",
     "Abort",
     "Accepted",
+    "AskTimelines",
     "Body",
     "Candidate",
     "Chunk",
@@ -102,11 +117,15 @@ __all__ = [
     "Grant",
     "Hello",
     "Holder",
+    "IterationSample",
     "JobEvent",
     "JobEventKind",
+    "JobState",
     "JobTokens",
+    "JobsEnded",
     "KVChanged",
     "KVLost",
+    "LevelChange",
     "Limits",
     "Meet",
     "Message",
@@ -114,6 +133,7 @@ __all__ = [
     "MetricFamily",
     "Metrics",
     "Move",
+    "Occupancy",
     "Outstanding",
     "Part",
     "PlanReply",
@@ -122,8 +142,10 @@ __all__ = [
     "Progress",
     "Receipt",
     "Refused",
+    "RequestEnded",
     "Sample",
     "Sampling",
+    "Segment",
     "StaleEpoch",
     "StepInput",
     "StepJob",
@@ -133,6 +155,8 @@ __all__ = [
     "StepTiming",
     "Submit",
     "TensorData",
+    "Timeline",
+    "Timelines",
     "TokenBatch",
     "TokenHistory",
     "TokenLogprobs",
@@ -146,6 +170,7 @@ Body = (
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
+    | JobsEnded | RequestEnded | AskTimelines | Timelines
 )  # fmt: skip
 """Any message body."""
 
