@@ -7,7 +7,15 @@ from services.gateway.collect import render
 from shared.bus import Bus
 from shared.errors import BusError, NotReady
 from shared.ids import JobId
-from shared.messages import CollectMetrics, Explain, Explanation, MetricFamily, Metrics
+from shared.messages import (
+    AskTimelines,
+    CollectMetrics,
+    Explain,
+    Explanation,
+    MetricFamily,
+    Metrics,
+    Timelines,
+)
 from shared.metrics import Registry
 
 _METRICS_TIMEOUT_S = 1.0
@@ -48,6 +56,22 @@ class Inquiries:
         if not isinstance(answer.body, Explanation):
             raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
         return answer.body
+
+    async def timelines(
+        self, pipelines: Iterable[int], job_ids: Sequence[JobId] | None = None, seconds: float = 0.0
+    ) -> list[Timelines]:
+        """What those of `pipelines` say that answer: see AskTimelines."""
+        asked = AskTimelines(None if job_ids is None else list(job_ids), seconds)
+        answers = await asyncio.gather(*(self._timelines(pipeline, asked) for pipeline in pipelines))
+        return [answer for answer in answers if answer is not None]
+
+    async def _timelines(self, pipeline: int, asked: AskTimelines) -> Timelines | None:
+        subject = self._bus.subjects.pipeline(pipeline).ask_timelines
+        try:
+            answer = await self._bus.request(subject, asked, timeout=_EXPLAIN_TIMEOUT_S)
+        except BusError:
+            return None  # it is being replaced; what it knew of unfinished jobs is lost with it
+        return answer.body if isinstance(answer.body, Timelines) else None
 
     async def metrics(self, pipelines: Iterable[int]) -> str:
         """The page of the whole application."""

@@ -3,6 +3,7 @@
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from opentelemetry.context import Context
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.choices import Choices
 from services.gateway.schema import REQUEST_ID
+from shared.messages import Submit
 from shared.metrics import Registry
 from shared.tracing import context_of, traceparent_of
 
@@ -47,7 +49,13 @@ class RequestRecord:
     """
 
     def __init__(
-        self, endpoint: str, request_id: str, span: Span, tracer: Tracer, metrics: GatewayMetrics
+        self,
+        endpoint: str,
+        request_id: str,
+        span: Span,
+        tracer: Tracer,
+        metrics: GatewayMetrics,
+        model: str,
     ) -> None:
         self.request_id = request_id
         self.endpoint = endpoint
@@ -58,6 +66,7 @@ class RequestRecord:
         self._span = span
         self._tracer = tracer
         self._metrics = metrics
+        self._model = model
         self._last_token: dict[int, float] = {}
         self._outcome: str | None = None
 
@@ -73,6 +82,33 @@ class RequestRecord:
         context = set_span_in_context(self._span, Context())
         self._tracer.start_span(name, context, start_time=start).end(now)
 
+    def generates(
+        self, submit: Submit, stops: Sequence[str], choices: int, stream: bool, answer: str
+    ) -> None:
+        """What is asked of the model, by OpenTelemetry's conventions for generative AI. answer: its id"""
+        sampling = submit.sampling
+        attributes: dict[str, str | int | float | bool | Sequence[str]] = {
+            "gen_ai.operation.name": "text_completion" if self.endpoint == "/v1/completions" else "chat",
+            "gen_ai.output.type": "text" if submit.grammar is None else "json",
+            "gen_ai.request.max_tokens": submit.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+            "gen_ai.request.stream": stream,
+            "gen_ai.response.id": answer,
+            "gen_ai.response.model": self._model,
+            "skipjoin.request.id": self.request_id,
+        }
+        if sampling.top_k:
+            attributes["gen_ai.request.top_k"] = sampling.top_k
+        if choices > 1:
+            attributes["gen_ai.request.choice.count"] = choices
+        if stops:
+            attributes["gen_ai.request.stop_sequences"] = list(stops)
+        self._span.set_attributes(attributes)
+
     def note_tokens(self, count: int, choice: int) -> None:
         """`count` tokens of this choice have just arrived."""
         if not count:
@@ -80,6 +116,7 @@ class RequestRecord:
         now = time.perf_counter()
         if not self._last_token:
             self._metrics.first_token.observe(now - self.arrived)
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", now - self.arrived)
         elif choice in self._last_token:
             self._metrics.inter_token.observe((now - self._last_token[choice]) / count)
         self._last_token[choice] = now
@@ -90,6 +127,7 @@ class RequestRecord:
             {
                 "gen_ai.usage.input_tokens": choices.prompt_tokens,
                 "gen_ai.usage.output_tokens": choices.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": choices.cached_tokens,
                 "gen_ai.response.finish_reasons": choices.finishes,
             }
         )
@@ -97,6 +135,7 @@ class RequestRecord:
 
     def failed(self, outcome: str, message: str) -> None:
         self._outcome = outcome
+        self._span.set_attribute("error.type", outcome)
         self._span.set_status(StatusCode.ERROR, message)
 
     def end(self) -> None:
@@ -168,7 +207,7 @@ class Telemetry:
         )
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        record = RequestRecord(endpoint, request_id, span, self._tracer, self._metrics)
+        record = RequestRecord(endpoint, request_id, span, self._tracer, self._metrics, self._model)
         scope[_KEY] = record
         return record
 

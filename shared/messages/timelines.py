@@ -143,8 +143,9 @@ class AskTimelines(Message, frozen=True):
 
 
 class Timelines(Message, frozen=True):
-    """timelines: those found; left_out: so many more are unfinished"""
+    """timelines: those found; left_out: so many more are unfinished; pipeline: who says this"""
 
     timelines: list[Timeline]
     samples: list[IterationSample] = []
     left_out: int = 0
+    pipeline: int = 0
