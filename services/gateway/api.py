@@ -73,7 +73,7 @@ def create_app(
     scaler: adds and removes pipelines; None: nobody can
     timelines: where those of ended requests arrive
     """
-    kept = timelines or KeptTimelines(config.timeline.requests)
+    kept = KeptTimelines(config.timeline.requests) if timelines is None else timelines
     service = Serving(engine, tokenizer, config, kept)
     app = FastAPI(
         title="Skipjoin",

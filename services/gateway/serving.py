@@ -112,9 +112,7 @@ class Serving:
         first = jobs[0].submit
         names = None if first.sampling.logprobs is None else self._tokenizer.names
         answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
-        record.generates(
-            first, jobs[0].stops, choices=len(jobs), stream=bool(body.stream), answer=answer.id
-        )
+        record.generates(first, jobs[0].stops, choices=len(jobs), stream=bool(body.stream), answer=answer.id)
         interruption = Interruption(deadline, record.waited)
         opened = OpenRequest(
             record.request_id,

@@ -83,7 +83,7 @@ class RequestRecord:
         self._tracer.start_span(name, context, start_time=start).end(now)
 
     def generates(
-        self, submit: Submit, stops: Sequence[str], choices: int, stream: bool, answer: str
+        self, submit: Submit, stops: Sequence[str], *, choices: int, stream: bool, answer: str
     ) -> None:
         """What is asked of the model, by OpenTelemetry's conventions for generative AI. answer: its id"""
         sampling = submit.sampling

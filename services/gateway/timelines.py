@@ -44,9 +44,6 @@ class KeptTimelines:
         self._request_of: dict[JobId, str] = {}
         self._news = asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     # ------------------------------------------------------------ what arrives
 
     def jobs_ended(self, timelines: Iterable[Timeline]) -> None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from services.scheduler.job import Job
-from services.scheduler.spans import JobSpans
+from services.scheduler.spans import JobSpans, wall_clock
 from shared.ids import StepId
 from shared.messages import FinishReason, Timeline
 from shared.metrics import Registry
@@ -51,9 +51,10 @@ class JobObserver:
     def report_ended(self, now: float) -> dict[str, list[Timeline]]:
         """Make the spans of the jobs that have ended; their timelines by receiver."""
         ended, self._ended = self._ended, []
+        wall = wall_clock(now)
         timelines: defaultdict[str, list[Timeline]] = defaultdict(list)
         for each in ended:
-            self._spans.job(each.job, each.timeline, each.reason, now)
+            self._spans.job(each.job, each.timeline, each.reason, wall)
             if each.job.request_id:  # else it is the profiler's
                 timelines[each.job.reply_to].append(each.timeline)
         return timelines

@@ -6,6 +6,7 @@ and a segment costs nothing before. Only prefills are named beforehand, because 
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from opentelemetry.trace import Link, SpanContext
 
@@ -14,6 +15,8 @@ from services.scheduler.timeline import merged
 from shared.ids import JobId, StepId
 from shared.messages import FinishReason, JobState, Segment, Timeline
 from shared.tracing import Tracing, span_context_of
+
+WallClock = Callable[[float], int]
 
 MOST_SPANS = 128
 """Of one job, so that no answer floods the collector; segments are merged until they are no more."""
@@ -49,10 +52,11 @@ class JobSpans:
                 "batch": len(batch),
                 "tokens": sum(job.computing for job in batch),
             }
-            self._tracing.record("iteration", None, *_wall(began, now, now), attributes, links=links)
+            wall = wall_clock(now)
+            self._tracing.record("iteration", None, wall(began), wall(now), attributes, links=links)
 
-    def job(self, job: Job, timeline: Timeline, reason: FinishReason, now: float) -> None:
-        """All segments of a job that has ended. now: the time when this is called"""
+    def job(self, job: Job, timeline: Timeline, reason: FinishReason, wall: WallClock) -> None:
+        """All segments of a job that has ended."""
         reserved = self._prefills.pop(job.job_id, deque())
         self._requests.pop(job.job_id, None)
         if job.trace is None or not self._tracing.enabled:
@@ -62,12 +66,11 @@ class JobSpans:
             segments = merged(segments)
         for segment in segments:
             last = segment is segments[-1]
-            start, end = _wall(job.arrived + segment.start, job.arrived + segment.end, now)
             self._tracing.record(
                 segment.state.value,
                 job.trace,
-                start,
-                end,
+                wall(job.arrived + segment.start),
+                wall(job.arrived + segment.end),
                 _attributes(segment, job) | ({"finish_reason": reason.value} if last else {}),
                 span=reserved.popleft() if reserved and segment.state in _PREFILLS else None,
                 error=reason.value if last and reason in _FAILED else None,
@@ -96,7 +99,9 @@ def _attributes(segment: Segment, job: Job) -> dict[str, str | int | list[str]]:
     return attributes
 
 
-def _wall(start: float, end: float, now: float) -> tuple[int, int]:
-    """Nanoseconds since 1970 of two times on the scheduler's clock, which reads `now`."""
+def wall_clock(now: float) -> WallClock:
+    """What turns times on the scheduler's clock, which reads `now`, into nanoseconds since 1970. Spans that
+    belong together are stamped by the same one.
+    """
     offset = time.time_ns() - round(now * 1e9)
-    return offset + round(start * 1e9), offset + round(end * 1e9)
+    return lambda at: offset + round(at * 1e9)

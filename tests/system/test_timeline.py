@@ -1,5 +1,5 @@
-"""One truth told four ways: what the client measured, the spans at a real collector, the timeline as JSON, and
-as a Chrome trace; with jobs that are preempted and swapped.
+"""One truth told four ways: what the client measured, the spans at a real collector, the timeline as JSON
+and as a Chrome trace; with jobs that are preempted and swapped.
 """
 
 import asyncio
