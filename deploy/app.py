@@ -15,7 +15,6 @@ from deploy.ingress import own_request_ids
 from deploy.logs import log_to_stderr
 from deploy.placement import compute_environment, on_accelerators, stage_options
 from deploy.ranks import RayRanks
-from deploy.serve_tracing import serve_traces
 from shared.config import Config, Tree, parse
 from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
@@ -86,9 +85,7 @@ class GatewayDeployment:
         log_to_stderr()
         own_request_ids()
         config = parse(tree)
-        self._service = GatewayService(
-            config, PipelineApplications(config, overrides), ingress_traces=serve_traces()
-        )
+        self._service = GatewayService(config, PipelineApplications(config, overrides))
         await self._service.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

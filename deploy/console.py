@@ -15,7 +15,6 @@ from pathlib import Path
 
 from deploy.draining import drain
 from deploy.ingress import haproxy_environment
-from deploy.serve_tracing import serve_options, tracing_environment
 from shared.bus import Bus
 from shared.config import Config, Tree
 from shared.errors import SkipjoinError
@@ -110,7 +109,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
     else:
         await _check_external_nats(config)
     environment = haproxy_environment()
-    os.environ.update(environment | tracing_environment(config.tracing))
+    os.environ.update(environment)
     application = _Application(config, overrides, embedded)
     console.show("ray", "starting")
     try:
@@ -181,7 +180,6 @@ class _Application:
             proxy_location="HeadOnly",
             http_options={"host": gateway.host, "port": gateway.port},
             logging_config={"log_level": "ERROR"},
-            **serve_options(self._config.tracing),
         )
         application = assemble(self._config, self._overrides, self._embedded_nats)
         serve.run_many(
