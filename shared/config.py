@@ -210,9 +210,10 @@ class StageConfig(Section, frozen=True):
     """threads: CPU threads of one stage's kernels
     transport: how activations go to the next stage: inline (inside the NATS message), shm (shared memory of
         one host), chunked (pieces over NATS) or distributed (torch.distributed, gloo: opens ports without
-        authentication); auto is inline up to `inline_bytes`, else shm where the next stage sees this one's
+        authentication); auto is inline for what is small, else shm where the next stage sees this one's
         memory, else `between_hosts`
-    inline_bytes: largest activation that travels inside the NATS message
+    inline_bytes: largest activation that travels inside the NATS message though there is shared memory
+    inline_bytes_between_hosts: the same without shared memory; with chunked at least `chunk_bytes`
     between_hosts: what auto takes between stages that share no memory
     chunk_bytes: size of a piece; what fits the NATS server's max_payload if that is less
     window_chunks: pieces on their way at most, so that other messages wait for no more than these
@@ -223,7 +224,8 @@ class StageConfig(Section, frozen=True):
 
     threads: Positive = 1
     transport: Literal["auto", "inline", "shm", "chunked", "distributed"] = "auto"
-    inline_bytes: Positive = 256 * 1024
+    inline_bytes: Positive = 32 * 1024
+    inline_bytes_between_hosts: Positive = 256 * 1024
     between_hosts: Literal["chunked", "distributed"] = "chunked"
     chunk_bytes: Annotated[int, Meta(ge=1024)] = 512 * 1024
     window_chunks: Positive = 4

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from services.stage.service import StageService
 from services.stage.transport import receiver
@@ -80,12 +81,12 @@ async def test_auto_between_stages_that_share_none(
     """Found out by looking, not by comparing names: here the file is gone before the next stage looks."""
     read = receiver.SharedMemory.read
 
-    def elsewhere(self: Any, segment: str) -> bytearray:
-        self.discard(segment)
-        return read(self, segment)
+    def elsewhere(self: Any, segment: str, into: Tensor) -> None:
+        (self.folder / segment).unlink(missing_ok=True)
+        read(self, segment, into)
 
     monkeypatch.setattr(receiver.SharedMemory, "read", elsewhere)
-    stage = {"inline_bytes": 20_000, "between_hosts": between_hosts}
+    stage = {"inline_bytes_between_hosts": 20_000, "chunk_bytes": 20_000, "between_hosts": between_hosts}
     async with Application(stage=stage, parallel={"pipeline_stages": 2}) as app, asyncio.timeout(120):
         assert_texts(reference, await answers(app))
         assert sorted(sent_bytes(await app.settled(), 0)) == sorted([between_hosts, "inline"])
