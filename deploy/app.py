@@ -3,6 +3,8 @@
 `serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
 """
 
+import logging
+import os
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from shared.config import Config, Tree, parse
 from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
+from shared.supervise import LoopDied
 
 HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 15.0, "graceful_shutdown_timeout_s": 5.0}
 """A replica that is being replaced must be gone soon: its epoch fences it, but it still holds memory."""
@@ -57,7 +60,13 @@ class ServiceDeployment:
         await self._service.start()
 
     async def check_health(self) -> None:
-        self._service.check()
+        """What cannot recover ends at once: Ray Serve would replace it only after three failed checks."""
+        try:
+            self._service.check()
+        except LoopDied:
+            self._service.log.critical("this process ends, to be replaced", exc_info=True)
+            logging.shutdown()
+            os._exit(1)
 
     async def __del__(self) -> None:
         await self._service.stop()
