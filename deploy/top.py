@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import itertools
+import os
 import queue
 import select
 import sys
@@ -32,14 +32,14 @@ def register(commands: Any) -> None:
         epilog="example: skipjoin top --once",
     )
     command.set_defaults(run=_run)
-    command.add_argument("--once", action="store_true", help="print one frame and leave")
+    command.add_argument("--once", action="store_true", help="print one frame; so it does without a terminal")
     add_connection_arguments(command)
 
 
 def _run(options: argparse.Namespace) -> int:
     """Raises Refused."""
     connection, console = Connection(options), Console(highlight=False)
-    if options.once:
+    if options.once or not console.is_terminal:
         console.print(frame(connection.ask("GET", f"{_PATH}?once=true"), connection.url, console.width))
         return 0
     follower = _Follower(connection)
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
 def _follow(follower: "_Follower", console: Console, url: str, pressed: "_Pressed") -> None:
     """Raises Refused where trying again would not help."""
     board: Any = None
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+    with Live(console=console, auto_refresh=False, screen=True) as live:
         while not pressed("q", _KEYS_EVERY_S):
             for news in follower.news():
                 if isinstance(news, Refused):
@@ -72,7 +72,8 @@ class _Follower:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        for failures in itertools.count():
+        failures = 0
+        while not self._stopped.wait(min(_LONGEST_WAIT_S, 2.0 ** (failures - 1)) if failures else 0.0):
             why = "the server has ended the stream"
             try:
                 for snapshot in self._connection.watch(_PATH):
@@ -84,9 +85,8 @@ class _Follower:
                     return
                 why = str(error)
             seconds = min(_LONGEST_WAIT_S, 2.0**failures)
+            failures += 1
             self._news.put(f"not live: {why}; trying again in {seconds:.0f} s")
-            if self._stopped.wait(seconds):
-                return
 
     def news(self) -> Iterator[dict[str, Any] | str | Refused]:
         """Snapshots, why there are none, or what ends it, since the last call."""
@@ -107,7 +107,8 @@ class _Pressed:
     def __call__(self, key: str, seconds: float) -> bool:
         """Waits for up to `seconds` for any key."""
         ready, _, _ = select.select([sys.stdin] if self._terminal else [], [], [], seconds)
-        return bool(ready) and sys.stdin.read(1) == key
+        # Not through sys.stdin: what that reads ahead, `select` sees no more.
+        return bool(ready) and key.encode() in os.read(sys.stdin.fileno(), 64)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ _MARKS = {"running": "■", "preempted": "◪", "waiting": "□"}
 _BLOCKS = {"held": ("█", "blue"), "moving": ("▒", "yellow"), "cached": ("░", "cyan")}
 _BAR = 30
 _LEAST_QUEUES = 4
-_NAMES = 46
+_NAMES = 60
 """Columns beside the marks of a queue."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
