@@ -57,6 +57,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     )
     record = record_of(scope)
     if record is not None:
-        record.failed(failure.outcome, failure.message)
+        record.failed(failure.outcome, failure.cause)
     headers = {"www-authenticate": "Bearer"}
     await Response(failure.body(), failure.status, headers, "application/json")(scope, receive, send)

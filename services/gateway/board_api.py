@@ -74,6 +74,6 @@ class BoardStream(Response):
             record = record_of(scope)
             if record is not None:
                 failure = describe(gone)
-                record.failed(failure.outcome, failure.message)
+                record.failed(failure.outcome, failure.cause)
             return
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
