@@ -40,9 +40,10 @@ class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
     async def __init__(self, tree: Tree) -> None:
-        log_to_stderr()
+        config = parse(tree)
+        log_to_stderr(config.logging)
         # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
-        self._server = EmbeddedNats(parse(tree).nats)
+        self._server = EmbeddedNats(config.nats)
 
     def check_health(self) -> None:
         self._server.check()
@@ -55,8 +56,9 @@ class ServiceDeployment:
     """Any service without an HTTP surface."""
 
     async def __init__(self, kind: str, tree: Tree, pipeline: int, *arguments: Any) -> None:
-        log_to_stderr()
-        self._service = _service(kind, parse(tree), pipeline, *arguments)
+        config = parse(tree)
+        log_to_stderr(config.logging)
+        self._service = _service(kind, config, pipeline, *arguments)
         await self._service.start()
 
     async def check_health(self) -> None:
@@ -91,9 +93,9 @@ class GatewayDeployment:
         from deploy.scaling import PipelineApplications
         from services.gateway.service import GatewayService
 
-        log_to_stderr()
-        own_request_ids()
         config = parse(tree)
+        log_to_stderr(config.logging)
+        own_request_ids()
         self._service = GatewayService(config, PipelineApplications(config, overrides))
         await self._service.start()
 

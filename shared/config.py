@@ -323,13 +323,21 @@ class TracingConfig(Section, frozen=True):
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
-class Config(Section, frozen=True):
-    """The root. app: name of the application, part of every NATS subject
-    log_level: of the services' logs
+class LoggingConfig(Section, frozen=True):
+    """level: of the services' logs; DEBUG has requests for anything but answers of the model, too
+    format: text, or json: an object a line
+    prompts: the text of every prompt is logged; by default none of it is, in no line and in no span
     """
 
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["text", "json"] = "text"
+    prompts: bool = False
+
+
+class Config(Section, frozen=True):
+    """The root. app: name of the application, part of every NATS subject"""
+
     app: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")] = "skipjoin"
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -339,6 +347,7 @@ class Config(Section, frozen=True):
     profiler: ProfilerConfig = ProfilerConfig()
     nats: NatsConfig = NatsConfig()
     tracing: TracingConfig = TracingConfig()
+    logging: LoggingConfig = LoggingConfig()
 
 
 Tree = dict[str, Any]

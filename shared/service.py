@@ -9,6 +9,7 @@ import logging
 from shared.bus import Bus
 from shared.clock import MonotonicClock
 from shared.config import Config
+from shared.logs import LOGGER
 from shared.messages import CollectMetrics, Hello, Progress
 from shared.metrics import Registry
 from shared.subjects import Subjects
@@ -37,14 +38,15 @@ class Service:
         self.clock = MonotonicClock()
         self.registry = Registry()
         self.supervisor = Supervisor(name)
-        self.log = logging.getLogger(f"skipjoin.{name}")
+        whose = f".p{pipeline}" if pipeline else ""
+        self.log = logging.getLogger(f"{LOGGER}.{name}{whose}")
 
     async def start(self) -> None:
         """Connect and start the loops.
 
         Raises BusClosed without a NATS server; whatever `on_start` raises.
         """
-        logging.getLogger("skipjoin").setLevel(self.config.log_level)
+        logging.getLogger(LOGGER).setLevel(self.config.logging.level)
         subjects = Subjects(self.config.app, self.pipeline)
         self.bus = await Bus.connect(self.config.nats, subjects, self.name, self.registry)
         self.tracing = Tracing(self.config.tracing, self.name, self.bus.instance)

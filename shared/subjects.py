@@ -61,6 +61,10 @@ class Subjects:
         return self._of("scheduler", "explain")
 
     @property
+    def scheduler_look(self) -> str:
+        return self._of("scheduler", "look")
+
+    @property
     def step_result(self) -> str:
         return self._of("scheduler", "result")
 
@@ -84,6 +88,10 @@ class Subjects:
     @property
     def kv_plan(self) -> str:
         return self._of("kvcache", "plan")
+
+    @property
+    def kv_look(self) -> str:
+        return self._of("kvcache", "look")
 
     @property
     def transfer_done(self) -> str:

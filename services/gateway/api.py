@@ -8,7 +8,7 @@ from opentelemetry.trace import Tracer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from services.gateway import openapi, pipelines_api, refusals, requests_api, tokenize_api, web
+from services.gateway import board_api, openapi, pipelines_api, refusals, requests_api, tokenize_api, web
 from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
@@ -18,6 +18,7 @@ from services.gateway.answers import (
     Model,
     ModelList,
 )
+from services.gateway.board import Board
 from services.gateway.bounds import HeaderLimit
 from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
@@ -39,7 +40,7 @@ from shared.metrics import Registry
 
 _ENDPOINTS = frozenset(
     f"/v1/{name}"
-    for name in ("models", "chat/completions", "completions", "responses", "requests", "pipelines")
+    for name in ("models", "chat/completions", "completions", "responses", "requests", "pipelines", "board")
 )
 _CHUNKS = "a chunk as JSON, or an error; `[DONE]` in the last event"
 _EVENTS = "the event as JSON, as OpenAI's response.* events"
@@ -123,6 +124,7 @@ def create_app(
         return service.describe_model()
 
     requests_api.install(app, service.requests, engine, exposed=config.gateway.exposed)
+    board_api.install(app, Board(engine, service.requests), exposed=config.gateway.exposed)
     pipelines_api.install(app, engine, config, scaler)
     tokenize_api.install(app, service, tokenizer)
 

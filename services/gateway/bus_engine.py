@@ -8,6 +8,7 @@ from typing import Any
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.inquiries import Inquiries
 from services.gateway.jobs import OpenJob, OpenJobs
+from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import GONE_S, News, Pipelines, PipelineState, Server
 from services.gateway.routing import Router
 from shared.bus import Bus, Delivery, Subscription
@@ -86,6 +87,10 @@ class BusEngine:
     @property
     def cost(self) -> CostModel:
         return self._pipelines.cost
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
 
     @property
     def pipelines(self) -> list[PipelineState]:
@@ -208,6 +213,10 @@ class BusEngine:
         """See `Engine.abort`."""
         for pipeline in self._pipelines.members:
             await self._dispatcher.abort(job_id, pipeline)
+
+    async def look(self) -> list[PipelineView]:
+        """See `Engine.look`."""
+        return await self._inquiries.look(self.pipelines)
 
     async def metrics(self) -> str:
         return await self._inquiries.metrics(self._pipelines.members)

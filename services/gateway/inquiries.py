@@ -1,17 +1,29 @@
-"""What the gateway asks the services of pipelines: what became of a job, and their metrics."""
+"""What the gateway asks services: what became of a job, what they do now, and their metrics."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
 
 from services.gateway.collect import render
-from shared.bus import Bus
+from services.gateway.pipeline_view import PipelineView
+from services.gateway.pipelines import PipelineState
+from shared.bus import Bus, Delivery
 from shared.errors import BusError, NotReady
 from shared.ids import JobId
-from shared.messages import CollectMetrics, Explain, Explanation, MetricFamily, Metrics
+from shared.messages import (
+    CollectMetrics,
+    Explain,
+    Explanation,
+    KVView,
+    Look,
+    MetricFamily,
+    Metrics,
+    SchedulerView,
+)
 from shared.metrics import Registry
 
 _METRICS_TIMEOUT_S = 1.0
 _EXPLAIN_TIMEOUT_S = 2.0
+_LOOK_TIMEOUT_S = 1.0
 
 
 class Inquiries:
@@ -48,6 +60,28 @@ class Inquiries:
         if not isinstance(answer.body, Explanation):
             raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
         return answer.body
+
+    async def look(self, pipelines: Iterable[PipelineState]) -> list[PipelineView]:
+        """What each of them looks like now."""
+        return await asyncio.gather(*(self._look(each) for each in pipelines))
+
+    async def _look(self, state: PipelineState) -> PipelineView:
+        subjects = self._bus.subjects.pipeline(state.pipeline)
+        scheduler, kv = await asyncio.gather(
+            self._look_at(subjects.scheduler_look), self._look_at(subjects.kv_look)
+        )
+        view = PipelineView(state.pipeline, state.failure)
+        if scheduler is not None and isinstance(scheduler.body, SchedulerView):
+            view = view._replace(instance=scheduler.source, scheduler=scheduler.body)
+        if kv is not None and isinstance(kv.body, KVView):
+            view = view._replace(kv=kv.body)
+        return view
+
+    async def _look_at(self, subject: str) -> Delivery | None:
+        try:
+            return await self._bus.request(subject, Look(), timeout=_LOOK_TIMEOUT_S)
+        except BusError:
+            return None  # shown as away
 
     async def metrics(self, pipelines: Iterable[int]) -> str:
         """The page of the whole application."""

@@ -47,6 +47,7 @@ class Serving:
         self._tokenizer = tokenizer
         self.requests = OpenRequests()
         self._config = config.gateway
+        self._logs_prompts = config.logging.prompts
         self._backlog = Backlog(
             config.gateway.max_queued_requests,
             config.gateway.max_queued_tokens,
@@ -69,12 +70,14 @@ class Serving:
         """
         record = record_of(request.scope)
         assert record is not None  # the middleware covers /v1
+        record.request_id = body.request_id or record.request_id
+        access = access_of(request.scope)
+        key = access.key.name if access else None
+        record.log.received(record.request_id, stream=bool(body.stream), choices=body.choices, key=key)
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
         check_choices(body.choices, self._config)
         deadline = deadline_of(request, body.timeout, self._config.max_timeout_s)
-        record.request_id = body.request_id or record.request_id
-        access = access_of(request.scope)
         if access is not None:
             access.begin()
             record.held.callback(access.end)
@@ -98,6 +101,8 @@ class Serving:
             for job in jobs
         ]
         choices = Choices(generations, body.choices)
+        job_ids = [job.submit.job_id for job in jobs]
+        record.submits(job_ids, choices.prompt_tokens, self._prompts(jobs, body.choices))
         place.progress = choices
         first = jobs[0].submit
         names = None if first.sampling.logprobs is None else self._tokenizer.names
@@ -107,8 +112,8 @@ class Serving:
             record.request_id,
             answer.id,
             record.endpoint,
-            access.key.name if access else None,
-            [job.submit.job_id for job in jobs],
+            key,
+            job_ids,
             choices,
             interruption,
         )
@@ -123,6 +128,12 @@ class Serving:
         return Model(
             id=self.model, created=self.created, max_model_len=limits.max_model_len if limits else None
         )
+
+    def _prompts(self, jobs: list[Job], n: int) -> list[str] | None:
+        """Their text, of each prompt once; None unless it is to be logged."""
+        if not self._logs_prompts:
+            return None
+        return [self._tokenizer.decode(job.submit.prompt) for job in jobs[::n]]
 
     def _limits_when_ready(self) -> Limits:
         ready, reason = self.engine.ready

@@ -16,6 +16,7 @@ from services.scheduler.grammars import Grammars
 from services.scheduler.history import History
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
+from services.scheduler.tally import Place, Tally
 from shared.config import Config
 from shared.costmodel import GUESS, CostModel
 from shared.ids import JobId, StepId
@@ -88,6 +89,7 @@ class Scheduler:
         self._ended: list[Ended] = []
         self._just_ran: list[Job] = []
         self.history = History()
+        self._tally = Tally()
         self.grammars = Grammars()
         self._block_size = config.kv.block_size
         self._reuses_prefixes = config.kv.prefix_capacity > 0
@@ -109,6 +111,7 @@ class Scheduler:
         self._jobs[job.job_id] = job
         self.grammars.acquire(job)
         self.policy.add(job, now)
+        self._tally.note(job)
         self.history.arrived(job.job_id, job.arrived, now, job.level)
         return None
 
@@ -194,6 +197,7 @@ class Scheduler:
         """
         wanted = 2 * self._batch_limit()
         for job in self.policy.promote(now):
+            self._tally.note(job)
             self.history.note(job.job_id, JobEventKind.PROMOTED, now, job.level)
         candidates: list[Candidate] = []
         for job, enst in self.policy.upcoming(now):
@@ -260,6 +264,7 @@ class Scheduler:
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
             self._note_start(job, now)
+            self._tally.note(job)
             batch.append(job)
             step_jobs.append(
                 StepJob(
@@ -357,6 +362,7 @@ class Scheduler:
         self._just_ran.append(job)
         before = job.level
         self.policy.ran(job, seconds, now)
+        self._tally.note(job)
         if job.level != before:
             kind = JobEventKind.DEMOTED if job.level > before else JobEventKind.PROMOTED
             self.history.note(job.job_id, kind, now, job.level)
@@ -371,6 +377,7 @@ class Scheduler:
         job.failures += 1
         if job.failures < MAX_FAILURES:
             self.policy.ran(job, 0.0, now)
+            self._tally.note(job)
             return
         out[job.reply_to].append(JobTokens(job.job_id, len(job.output), [], FinishReason.ERROR, error))
         self._end(job, FinishReason.ERROR, now)
@@ -381,6 +388,7 @@ class Scheduler:
         self.grammars.release(job)
         completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self.policy.remove(job, completed=completed)
+        self._tally.forget(job)
         self._released.append(job.job_id)
         if completed and self._reuses_prefixes and job.hash_blocks(self._block_size):
             self._ended.append(Ended(job.job_id, job.block_hashes))
@@ -403,6 +411,7 @@ class Scheduler:
             if job.in_flight:
                 job.step = None
                 self.policy.ran(job, 0.0, now)
+                self._tally.note(job)
 
     # ------------------------------------------------------------ what others may know
 
@@ -410,6 +419,19 @@ class Scheduler:
     def in_flight(self) -> int:
         """Batches sent to the stages and not back yet."""
         return len(self._steps)
+
+    @property
+    def batches(self) -> list[int]:
+        """Jobs in each of them."""
+        return [len(batch) for batch in self._steps.values()]
+
+    @property
+    def policy_name(self) -> str:
+        return self._config.policy
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._config.max_batch_size
 
     @property
     def unfinished(self) -> int:
@@ -435,10 +457,6 @@ class Scheduler:
             mine[3] += job.max_tokens - len(job.output)
         return {receiver: Outstanding(*values) for receiver, values in sums.items()}
 
-    def count_jobs(self) -> dict[tuple[str, int], int]:
+    def count_jobs(self) -> dict[Place, int]:
         """Jobs by state (waiting: never ran, running, preempted) and queue level."""
-        counts: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for job in self._jobs.values():
-            state = "running" if job.in_flight else "preempted" if job.first_run is not None else "waiting"
-            counts[state, job.level] += 1
-        return dict(counts)
+        return self._tally.counts()

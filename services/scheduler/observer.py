@@ -5,6 +5,7 @@ import time
 from opentelemetry.trace import Span, StatusCode
 
 from services.scheduler.job import Job
+from services.scheduler.recent import RecentJobs
 from shared.ids import JobId
 from shared.messages import FinishReason
 from shared.metrics import Registry
@@ -21,6 +22,7 @@ class JobSpans:
         self._prefill: dict[JobId, Span] = {}
         self._decode: dict[JobId, Span] = {}
         self._preemptions: dict[JobId, int] = {}
+        self.recent = RecentJobs()
         self._queue_time = registry.histogram(
             "skipjoin_queue_time_seconds", "From arrival to the first iteration."
         )
@@ -47,6 +49,7 @@ class JobSpans:
         return traceparent_of(span)
 
     def completed(self, job: Job, now: float) -> None:
+        self.recent.token(job, now)
         prefill = self._prefill.pop(job.job_id, None)
         if prefill is not None:
             prefill.end()
@@ -59,6 +62,7 @@ class JobSpans:
             self._preemptions[job.job_id] = self._preemptions.get(job.job_id, 0) + 1
 
     def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+        self.recent.end(job)
         self._finished.labels(reason.value).inc()
         preemptions = self._preemptions.pop(job.job_id, 0)
         for span in (self._prefill.pop(job.job_id, None), self._decode.pop(job.job_id, None)):

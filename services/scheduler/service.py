@@ -13,6 +13,7 @@ from services.scheduler.core import Scheduler
 from services.scheduler.observer import JobSpans
 from services.scheduler.peers import Peers, Receivers
 from services.scheduler.utilisation import Utilisation
+from services.scheduler.view import view_of
 from shared.bus import Delivery
 from shared.clock import next_epoch
 from shared.config import Config
@@ -29,10 +30,12 @@ from shared.messages import (
     JobTokens,
     KVChanged,
     KVLost,
+    Look,
     PlanReply,
     PlanRequest,
     PrefixesKept,
     Refused,
+    SchedulerView,
     StaleEpoch,
     StepPassed,
     StepPlan,
@@ -43,6 +46,8 @@ from shared.messages import (
 from shared.service import HELLO_STALE_S, Service
 
 PLAN_TIMEOUT_S = 10.0
+LOOK_EVERY_S = 0.2
+"""Gateways that look more often, or several at once, get the same view."""
 RECEIVER_LOST_S = 15.0
 """A gateway silent for this long has crashed; a mere reconnect to NATS takes less."""
 
@@ -55,6 +60,7 @@ class SchedulerService(Service):
     pipeline: int
     _core: Scheduler | None = None
     _stopping = False
+    _view: SchedulerView | None = None
 
     def __init__(self, config: Config, pipeline: int = 0) -> None:
         super().__init__(config, "scheduler", pipeline)
@@ -75,6 +81,7 @@ class SchedulerService(Service):
         self._batch_size = self.registry.histogram(
             "skipjoin_batch_size", "Jobs in an iteration.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
         )
+        self._iterated = 0
         self._utilisation = Utilisation(config.parallel.pipeline_stages)
         self._active = self.registry.gauge(
             "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
@@ -216,6 +223,10 @@ class SchedulerService(Service):
                 known = self._core.explain(job_id, now) if self._core else unknown
                 await self.bus.reply(delivery, known)
                 return
+            case Look():
+                if self._core is not None:
+                    await self.bus.reply(delivery, self._look(self._core))
+                return
             case StepResult() | StepPassed() | KVChanged() if delivery.epoch != self.bus.epoch:
                 self.bus.count("stale_epoch")
             case StepResult() as result:
@@ -232,6 +243,13 @@ class SchedulerService(Service):
             case other:
                 self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
         self._wake.set()
+
+    def _look(self, core: Scheduler) -> SchedulerView:
+        now = self.clock.now()
+        if self._view is None or now - self._view.at >= LOOK_EVERY_S:
+            busy = self._utilisation.busy
+            self._view = view_of(core, self._spans.recent, busy, self._iterated, now)
+        return self._view
 
     async def _submit(self, submit: Submit, delivery: Delivery) -> None:
         if self._core is None:
@@ -253,6 +271,7 @@ class SchedulerService(Service):
         self._utilisation.observe(self._core.in_flight, now)
         self._utilisation.worked(result.seconds, result.waited)
         self._iterations.inc()
+        self._iterated += 1
         self._progress()
         await self._send_tokens(tokens)
 

@@ -17,6 +17,15 @@ from shared.messages.activations import (
     StepPassed,
 )
 from shared.messages.base import Message, Part
+from shared.messages.board import (
+    JobView,
+    KVView,
+    Latency,
+    Look,
+    QueueView,
+    SchedulerView,
+    TierView,
+)
 from shared.messages.kv import (
     HASH_BYTES,
     Candidate,
@@ -105,9 +114,13 @@ __all__ = [
     "JobEvent",
     "JobEventKind",
     "JobTokens",
+    "JobView",
     "KVChanged",
     "KVLost",
+    "KVView",
+    "Latency",
     "Limits",
+    "Look",
     "Meet",
     "Message",
     "Met",
@@ -120,10 +133,12 @@ __all__ = [
     "PlanRequest",
     "PrefixesKept",
     "Progress",
+    "QueueView",
     "Receipt",
     "Refused",
     "Sample",
     "Sampling",
+    "SchedulerView",
     "StaleEpoch",
     "StepInput",
     "StepJob",
@@ -133,6 +148,7 @@ __all__ = [
     "StepTiming",
     "Submit",
     "TensorData",
+    "TierView",
     "TokenBatch",
     "TokenHistory",
     "TokenLogprobs",
@@ -146,6 +162,7 @@ Body = (
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
+    | Look | SchedulerView | KVView
 )  # fmt: skip
 """Any message body."""
 
