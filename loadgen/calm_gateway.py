@@ -3,9 +3,9 @@
     python -m loadgen.calm_gateway [--streams 200] [--beside 100] [--real]      about 1 minute on two cores
 
 A gateway runs in a process of its own over real NATS; a metronome gives every job one token each 50 ms, all
-in one message, as an iteration of the scheduler does. So no model's computing hides the gateway's. With --real
-the same is asked of the whole application, behind HAProxy, with the embedded model: there an iteration takes
-longer the more jobs share it, so that is printed beside it.
+in one message, as an iteration of the scheduler does. So no model's computing hides the gateway's. With
+--real the same is asked of the whole application, behind HAProxy, with the embedded model: there an iteration
+takes longer the more jobs share it, so that is printed beside it.
 
 The gateway's own share of a time to first token is what lies before the submission and after the token's
 message has left: reading and tokenising the request, and in the token's beat those of all others.

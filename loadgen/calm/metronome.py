@@ -1,4 +1,4 @@
-"""A stand-in for all that is behind the gateway: a token for every job, at a fixed rate, over the real bus."""
+"""A stand-in for all that is behind the gateway: a token for every job at a fixed rate, over the real bus."""
 
 import asyncio
 import time

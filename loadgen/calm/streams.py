@@ -18,14 +18,14 @@ FOREVER = 20_000
 
 
 class Load(NamedTuple):
-    """`count` streams of `tokens` tokens each.
+    """That many streams of `tokens` tokens each.
 
     url: base, without /v1; begun: how many must have had a token before anything else happens
     """
 
     url: str
     model: str
-    count: int
+    streams: int
     tokens: int
     begun: int = 0
 
@@ -89,7 +89,7 @@ class _Player:
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=600)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
-            streams = [asyncio.create_task(self._stream(http, index)) for index in range(self._load.count)]
+            streams = [asyncio.create_task(self._stream(http, index)) for index in range(self._load.streams)]
             everything = asyncio.gather(*streams, return_exceptions=True)
             stopped = asyncio.create_task(asyncio.to_thread(over.wait))
             failed = asyncio.create_task(self._failed.wait())
