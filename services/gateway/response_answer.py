@@ -8,6 +8,7 @@ Every event carries the next `sequence_number`. There is no `[DONE]`: the last e
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -133,8 +134,9 @@ class ResponseAnswer(Answer):
         *,
         include_usage: bool,
         names: TokenNames | None,
+        prompts: Sequence[list[int]] | None = None,
     ) -> None:
-        super().__init__(job_id, model, include_usage=include_usage, names=names)
+        super().__init__(job_id, model, include_usage=include_usage, names=names, prompts=prompts)
         self._request = request
         self._item_id = f"msg_{job_id:016x}"
         self._sequence = 0

@@ -125,6 +125,11 @@ class GenerationRequest(Strict):
         return False
 
     @property
+    def reports_ids(self) -> bool:
+        """Whether the answer has token ids in it."""
+        return False
+
+    @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
@@ -136,6 +141,9 @@ class ChoicesRequest(GenerationRequest):
     max_tokens: int | None = Field(None, ge=1, description="longest answer, tokens")
     n: int | None = Field(None, ge=1, le=128, description="answers to each prompt (default 1)")
     best_of: int | None = Field(None, ge=1, description="only the same as n: all answers are returned")
+    return_token_ids: bool | None = Field(
+        None, description="report the ids of the prompt's and the answer's tokens (default false)"
+    )
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "ChoicesRequest":
@@ -160,6 +168,10 @@ class ChoicesRequest(GenerationRequest):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def reports_ids(self) -> bool:
+        return bool(self.return_token_ids)
 
 
 class TextPart(Strict):

@@ -106,7 +106,10 @@ class Serving:
         place.progress = choices
         first = jobs[0].submit
         names = None if first.sampling.logprobs is None else self._tokenizer.names
-        answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
+        prompts = [job.submit.prompt for job in jobs] if body.reports_ids else None
+        answer = answer_type(
+            first.job_id, self.model, include_usage=body.include_usage, names=names, prompts=prompts
+        )
         interruption = Interruption(deadline, record.waited)
         opened = OpenRequest(
             record.request_id,

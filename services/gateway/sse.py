@@ -107,6 +107,7 @@ def joined(pieces: list[Piece]) -> Piece:
         pieces[-1].finish,
         tuple(scored for piece in pieces for scored in piece.logprobs),
         tuple(delta for piece in pieces for delta in piece.calls),
+        [token for piece in pieces for token in piece.token_ids],
     )
 
 

@@ -17,8 +17,7 @@ GENERATION: Neutral = {
     "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
     "guided_json": (), "guided_regex": (), "guided_choice": (),
     "guided_grammar": (), "logits_processors": (),
-    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "kv_transfer_params": (),
-    "vllm_xargs": (),
+    "return_tokens_as_token_ids": (False,), "kv_transfer_params": (), "vllm_xargs": (),
 }  # fmt: skip
 
 CHAT: Neutral = GENERATION | {
@@ -40,7 +39,7 @@ RESPONSE: Neutral = GENERATION | {
     "max_tool_calls": (), "background": (False,), "reasoning": ({},), "prompt": (),
     "service_tier": ("auto", "default"),
     "prompt_cache_key": (), "prompt_cache_retention": (), "prompt_cache_options": ({},),
-    "safety_identifier": (), "context_management": ([],), "moderation": (),
+    "safety_identifier": (), "context_management": ([],), "moderation": (), "return_token_ids": (False,),
 }  # fmt: skip
 
 RESPONSE_STORED: Neutral = {"previous_response_id": (), "conversation": (), "store": (False,)}
