@@ -8,7 +8,7 @@ from services.gateway.refusals import describe
 from services.gateway.telemetry import record_of
 from shared.errors import InvalidRequest
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/", "/board", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/board", "/timeline", "/docs"})
 """Whoever restarts or routes around a gateway has no key, nor has a browser before its reader typed it in."""
 _OPEN_FOLDERS = ("/pages/", "/swagger/")
 """Files of those pages."""

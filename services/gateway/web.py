@@ -1,5 +1,5 @@
-"""Pages for people: a chat at `/`, the live board at `/board`, the API's description at `/docs`. All their
-files come from here.
+"""Pages for people: a chat at `/`, the live board at `/board`, what requests went through at `/timeline`, the
+API's description at `/docs`. All their files come from here.
 
 They hold no secret and are served without a key; what they show they ask the API for, with the key that
 their reader types in.
@@ -44,6 +44,10 @@ def install(app: FastAPI) -> None:
     @app.get("/board", include_in_schema=False)
     async def board() -> Response:
         return _page("board/index.html", _POLICY)
+
+    @app.get("/timeline", include_in_schema=False)
+    async def timeline() -> Response:
+        return _page("timeline/timeline.html", _POLICY)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
