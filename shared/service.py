@@ -78,6 +78,11 @@ class Service:
     def hello(self) -> Hello:
         return Hello(self.name, self.bus.instance, ready=True)
 
+    @property
+    def metrics_subject(self) -> str:
+        """Where it is asked for its metrics."""
+        return self.bus.subjects.metrics(self.name)
+
     async def say_hello(self) -> None:
         await self.bus.publish(self.bus.subjects.hello(self.name), self.hello())
 
@@ -88,7 +93,7 @@ class Service:
         )
 
     async def _answer_metrics(self) -> None:
-        async for delivery in await self.bus.subscribe(self.bus.subjects.metrics(self.name)):
+        async for delivery in await self.bus.subscribe(self.metrics_subject):
             if isinstance(delivery.body, CollectMetrics):
                 self.update_metrics()
                 await self.bus.reply(delivery, self.registry.export())

@@ -121,6 +121,10 @@ class Subjects:
     def tokens(self, instance: str) -> str:
         return self._shared("gateway", instance, "tokens")
 
+    def gateway_metrics(self, instance: str) -> str:
+        """Request it for the metric families of one of the gateways, which there may be several of."""
+        return self._shared("gateway", instance, "metrics")
+
     @property
     def schedulers(self) -> str:
         """Hello of the scheduler of every pipeline."""

@@ -110,8 +110,9 @@ class Application:
                     yield chunk
 
     async def metrics(self) -> dict[str, float]:
-        """Samples by `name{labels}`, as a scraper sees them."""
-        text = (await self.http.get("/metrics")).text
+        """Samples by `name{labels}`, as a scraper sees them, but without the name of the gateway."""
+        text = re.sub(r'gateway="[^"]*",?', "", (await self.http.get("/metrics")).text).replace("{}", "")
+        text = text.replace(",}", "}")
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in lines}
 

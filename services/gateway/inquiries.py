@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from services.gateway.collect import render
+from services.gateway.collect import Source, render
 from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from shared.bus import Bus, Delivery
@@ -83,14 +83,23 @@ class Inquiries:
         except BusError:
             return None  # shown as away
 
-    async def metrics(self, pipelines: Iterable[int]) -> str:
-        """The page of the whole application."""
-        asked = [(pipeline, service) for pipeline in pipelines for service in self._services]
-        answers = await asyncio.gather(*(self._collect(*each) for each in asked))
-        return render(self._registry.collector, dict(zip(asked, answers, strict=True)))
+    async def metrics(self, pipelines: Iterable[int], gateways: Iterable[str]) -> str:
+        """The page of the whole application, the same whichever gateway is asked.
 
-    async def _collect(self, pipeline: int, service: str) -> list[MetricFamily] | None:
-        subject = self._bus.subjects.pipeline(pipeline).metrics(service)
+        gateways: the other ones
+        """
+        subjects = self._bus.subjects
+        asked: dict[Source, str] = {
+            Source(service, pipeline=pipeline): subjects.pipeline(pipeline).metrics(service)
+            for pipeline in pipelines
+            for service in self._services
+        }
+        asked |= {Source("gateway", gateway=name): subjects.gateway_metrics(name) for name in gateways}
+        answers = await asyncio.gather(*map(self._collect, asked.values()))
+        own = Source("gateway", gateway=self._bus.instance)
+        return render({own: self._registry.export().families, **dict(zip(asked, answers, strict=True))})
+
+    async def _collect(self, subject: str) -> list[MetricFamily] | None:
         try:
             answer = await self._bus.request(subject, CollectMetrics(), timeout=_METRICS_TIMEOUT_S)
         except BusError:

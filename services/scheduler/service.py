@@ -12,6 +12,7 @@ import asyncio
 from services.scheduler.core import Scheduler
 from services.scheduler.observer import JobSpans
 from services.scheduler.peers import Peers, Receivers
+from services.scheduler.tally import Place
 from services.scheduler.utilisation import Utilisation
 from services.scheduler.view import view_of
 from shared.bus import Delivery
@@ -43,6 +44,7 @@ from shared.messages import (
     Submit,
     TokenBatch,
 )
+from shared.metrics import RunningTotal
 from shared.service import HELLO_STALE_S, Service
 
 PLAN_TIMEOUT_S = 10.0
@@ -75,6 +77,7 @@ class SchedulerService(Service):
         self._jobs = self.registry.gauge(
             "skipjoin_jobs", "Unfinished jobs by state and queue.", ["state", "level"]
         )
+        self._counted: set[Place] = set()
         self._in_flight = self.registry.gauge("skipjoin_batches_in_flight", "Batches the stages work on.")
         self._iterations = self.registry.counter("skipjoin_iterations", "Iterations completed.")
         self._epochs = self.registry.counter("skipjoin_epochs", "Epochs begun, by cause.", ["cause"])
@@ -83,17 +86,22 @@ class SchedulerService(Service):
         )
         self._iterated = 0
         self._utilisation = Utilisation(config.parallel.pipeline_stages)
-        self._active = self.registry.gauge(
-            "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
+        self._active = RunningTotal(
+            self.registry.counter(
+                "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
+            )
         )
-        self._busy = self.registry.gauge(
+        busy = self.registry.counter(
             "skipjoin_stage_busy_seconds",
             "Of that, time that a stage computed or waited for a copy.",
             ["stage"],
         )
-        self._bubble = self.registry.gauge(
+        bubble = self.registry.counter(
             "skipjoin_stage_bubble_seconds", "Of that, time that a stage had nothing to do.", ["stage"]
         )
+        stages = range(config.parallel.pipeline_stages)
+        self._busy = [RunningTotal(busy.labels(stage)) for stage in stages]
+        self._bubble = [RunningTotal(bubble.labels(stage)) for stage in stages]
         self._plan_seconds = self.registry.histogram(
             "skipjoin_schedule_seconds", "From an event to the next step on its way, KV plan included."
         )
@@ -342,15 +350,16 @@ class SchedulerService(Service):
         await self.bus.publish(self.bus.subjects.stage_step(0), step)
 
     def update_metrics(self) -> None:
-        self._jobs.clear()
         if self._core is None:
             return
         self._in_flight.set(self._core.in_flight)
-        self._active.set(self._utilisation.active)
+        self._active.follow(self._utilisation.active)
         for stage, (busy, bubble) in enumerate(
             zip(self._utilisation.busy, self._utilisation.bubble, strict=True)
         ):
-            self._busy.labels(stage).set(busy)
-            self._bubble.labels(stage).set(bubble)
-        for (state, level), count in self._core.count_jobs().items():
-            self._jobs.labels(state, f"Q{level + 1}").set(count)
+            self._busy[stage].follow(busy)
+            self._bubble[stage].follow(bubble)
+        counts = self._core.count_jobs()
+        self._counted |= counts.keys()  # what has been shown goes to zero, instead of away
+        for state, level in self._counted:
+            self._jobs.labels(state, f"Q{level + 1}").set(counts.get((state, level), 0))
