@@ -58,13 +58,13 @@ def _figures(board: dict[str, Any]) -> str:
 
 def _latencies(board: dict[str, Any]) -> str:
     parts = [
-        f"{name} P50 {_seconds(latency['p50_s'])} P95 {_seconds(latency['p95_s'])}"
+        f"{name} {_seconds(latency['p50_s'])}, {_seconds(latency['p95_s'])}"
         for name, latency in (
             ("first token", board["first_token"]),
             ("between tokens", board["between_tokens"]),
         )
     ]
-    return "last minute: " + ", ".join(parts)
+    return "last minute P50, P95: " + "; ".join(parts)
 
 
 def _bars(board: dict[str, Any]) -> Table:
@@ -74,7 +74,7 @@ def _bars(board: dict[str, Any]) -> Table:
         for part, (mark, style) in _BLOCKS.items():
             bar.append(mark * round(_BAR * tier[part] / (tier["total"] or 1)), style=style)
         counts = ", ".join(f"{tier[part]} {part}" for part in _BLOCKS)
-        table.add_row(f"KV {tier['tier']}", _filled(bar), f"{counts} of {tier['total']} blocks")
+        table.add_row(f"KV {tier['tier']}", _filled(bar), f"{counts} of {tier['total']}")
     for stage, share in enumerate(board["utilisation"]):
         bar = Text("█" * round(_BAR * (share or 0.0)), style="green")
         table.add_row(f"stage {stage}", _filled(bar), "–" if share is None else f"{share:.0%} busy")

@@ -25,8 +25,8 @@ async def test_one_frame(engine: FakeEngine, tokenizer: Tokenizer) -> None:
         status, out, err = await run("top", "--once", "--url", url)
     assert (status, err) == (0, "")
     for text in (
-        "skip-join, 320 tokens/s", "1000 unfinished", "first token P50 250 ms P95 1.8 s",
-        "614 held, 40 moving, 0 cached of 1024 blocks", "90% busy", "2 running, 123 preempted, 164 waiting",
+        "skip-join, 320 tokens/s", "1000 unfinished", "first token 250 ms, 1.8 s; between tokens 50 ms",
+        "614 held, 40 moving, 0 cached of 1024", "90% busy", "2 running, 123 preempted, 164 waiting",
     ):  # fmt: skip
         assert text in out, text
 

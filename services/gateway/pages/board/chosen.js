@@ -12,6 +12,7 @@ export class Chosen {
     this.job = job;
     this.show(job, null);
     this.outline();
+    this.root.scrollIntoView({ block: "nearest" });
   }
 
   update(snapshot) {
