@@ -15,7 +15,7 @@ from loadgen.side_by_side import MODEL
 _TOKENS, _LONG, _PROBES = 32, 450, 12
 _PLACES = 128
 """Of the batch: more than stream beside a lone request, so that it finds one free."""
-_SAMPLE = re.compile(r"^(skipjoin_inter_token_seconds_(?:sum|count)) (\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(r"^(skipjoin_inter_token_seconds_(?:sum|count))\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 def real(streams: int, beside: int) -> None:
