@@ -77,10 +77,12 @@ class ResponseText(Strict):
         return without_neutral(fields, unsupported.RESPONSE_TEXT)
 
 
-class ResponseTool(Function):
-    """A function that can be called."""
-
+class _FunctionOnly(Strict):
     type: Literal["function"] = Field(description="only functions")
+
+
+class ResponseTool(Function, _FunctionOnly):  # in this order the type is checked first
+    """A function that can be called."""
 
     @property
     def as_in_chat(self) -> Tool:
@@ -90,8 +92,7 @@ class ResponseTool(Function):
         return Tool(type="function", function=function)
 
 
-class ResponseNamedTool(Strict):
-    type: Literal["function"] = Field(description="only functions")
+class ResponseNamedTool(_FunctionOnly):
     name: Name = Field(description="one of tools, which is to be called")
 
 

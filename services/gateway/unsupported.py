@@ -46,7 +46,8 @@ NOTHING_STORED = "not supported, nothing is stored here: send the earlier turns 
 
 RESPONSE_TEXT: Neutral = {"verbosity": ("medium",)}
 
-RESPONSE_CALL: Neutral = {"namespace": (), "async": (False,), "caller": ()}
+RESPONSE_CALL: Neutral = {"namespace": (), "async": (False,), "async_": (False,), "caller": ()}
+"""`async_`: the openai package's models call it so."""
 
 MESSAGE: Neutral = {
     "name": (), "refusal": (), "function_call": (), "audio": (), "annotations": ([],), "reasoning": (),
