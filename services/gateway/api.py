@@ -28,7 +28,8 @@ from services.gateway.openapi import ERRORS, generated, plain
 from services.gateway.pipelines_api import Scaler
 from services.gateway.readers import ReaderTimeout
 from services.gateway.refusals import RETRY_AFTER_S, retry_after
-from services.gateway.response_answer import ResponseAnswer, ResponseObject
+from services.gateway.response_answer import ResponseAnswer
+from services.gateway.response_object import ResponseObject
 from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.serving import Serving
