@@ -1,5 +1,5 @@
-"""Pages for people: a chat at `/`, what requests went through at `/timeline`, the API's description at `/docs`.
-All their files come from here.
+"""Pages for people: a chat at `/`, what requests went through at `/timeline`, the API's description at
+`/docs`. All their files come from here.
 
 They hold no secret and are served without a key; what they show they ask the API for, with the key that
 their reader types in.
@@ -43,7 +43,7 @@ def install(app: FastAPI) -> None:
 
     @app.get("/timeline", include_in_schema=False)
     async def timeline() -> Response:
-        return _page("timeline/timeline.html", _POLICY)
+        return _page("timeline/index.html", _POLICY)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
