@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.gateway.timeline.browsing import TimelinePage, timeline_page
-from tests.gateway.timeline.plays import forty, thousand
+from tests.gateway.timeline.plays import START_S, forty, thousand
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOSTILE = "<img src=x onerror=alert(1)>/../?a=b&c#\"'"
@@ -325,6 +325,31 @@ async def test_downloads_are_what_the_api_says(page: TimelinePage, tmp_path: Pat
         await download.save_as(tmp_path / name)
         assert download.suggested_filename == name and page.recorded.asked[-1] == path
         assert json.loads((tmp_path / name).read_text()) == content
+
+
+async def test_what_the_answer_leaves_out_and_merges_is_said(page: TimelinePage) -> None:
+    document = page.recorded.document
+    document["limits"]["left_out"] = 3
+    document["requests"][0]["segments"][2]["merged"] = 16
+    await page.open("?request=req-0000")
+    await expect(page.page.locator("#notice")).to_contain_text("3 older requests of this window")
+    await expect(page.page.locator(".segments")).to_contain_text("16 such segments in one")
+
+
+async def test_the_plot_begins_with_the_first_request(page: TimelinePage) -> None:
+    """A window of a minute whose first request came after 50 s is no empty plot."""
+    page.recorded.document["start_s"] -= 50
+    page.recorded.document["requests"][1] |= {"request_id": "req-0000", "choice": 1}
+    await page.open()
+    first = await time_at(page, 0.001)
+    assert first == pytest.approx(50 - (page.recorded.document["end_s"] - START_S) * 0.02, abs=0.1)
+    await expect(page.page.locator("#shown")).to_contain_text("39 requests")  # one of them with two answers
+    axis = await page.page.locator("#axis").bounding_box()
+    assert axis
+    await page.page.mouse.down()
+    await page.page.mouse.move(axis["x"] + axis["width"] - 5, axis["y"] + 400, steps=3)
+    await page.page.mouse.up()
+    assert await time_at(page, 0.5) < first  # what came before can be looked at
 
 
 async def test_pipelines_are_told_apart(page: TimelinePage) -> None:

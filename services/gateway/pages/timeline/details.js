@@ -73,7 +73,8 @@ export class Details {
   #why(segment) {
     const cell = document.createDocumentFragment();
     if (segment.iterations != null) cell.append(`${segment.iterations} ${segment.iterations === 1 ? "iteration" : "iterations"}`);
-    if (segment.reason) cell.append(segment.reason);
+    if (segment.merged > 1) cell.append(`${segment.iterations == null ? "" : ", "}${segment.merged} such segments in one`);
+    if (segment.reason) cell.append(segment.merged > 1 ? `, ${segment.reason}` : segment.reason);
     segment.displacedBy.forEach((id, i) => cell.append(i ? ", " : segment.reason ? ": " : "", this.#link(id)));
     return cell;
   }

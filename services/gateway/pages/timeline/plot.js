@@ -166,7 +166,14 @@ export class Plot {
   }
 
   get #seen() {
-    return this.#view ?? [this.#model.start, this.#model.end];
+    return this.#view ?? this.#whole;
+  }
+
+  /** The window, without what was before the first request in it. */
+  get #whole() {
+    const { start, end } = this.#model;
+    const first = this.lanes[0]?.start ?? start;
+    return [first < start || first >= end ? start : Math.max(start, first - (end - first) * 0.02), end];
   }
 
   get #scale() {
