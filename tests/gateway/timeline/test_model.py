@@ -97,6 +97,8 @@ async def test_blocks_stay_until_the_next_iteration_and_a_batch_does_not(page: T
     samples = [{"at_s": at, "seconds": 1, "batch": 3} for at in (0, 5)]
     held = await page.call("samples", STEPS, samples, 10, True)
     momentary = await page.call("samples", STEPS, samples, 10, False)
+    merged = await page.call("samples", STEPS, [each | {"iterations": 5} for each in samples], 10, False)
+    assert merged == held
     assert [(step["x"], step["end"]) for step in held] == [(0, 10)]
     assert [(step["x"], step["end"]) for step in momentary] == [(0, 1), (5, 6)]
 

@@ -305,6 +305,29 @@ async def test_live_asks_again_and_keeps_what_is_chosen(page: TimelinePage) -> N
     await page.page.get_by_label("Live").uncheck()
 
 
+async def test_a_reload_does_not_disturb_who_reads_the_panel(page: TimelinePage) -> None:
+    await page.open()
+    request = request_of(page.recorded.document, "req-0009")
+    number, segment = max(
+        enumerate(request["segments"]), key=lambda each: each[1]["end_s"] - each[1]["start_s"]
+    )
+    middle = (segment["start_s"] + segment["end_s"]) / 2
+    await page.click("req-0009", request["arrived_s"] + middle - page.recorded.document["start_s"])
+    link = page.page.locator("tr.chosen a").first
+    await link.focus()
+    marked = await page.page.locator(".lane.ahead").all_text_contents()
+    await page.page.evaluate("document.querySelector('#reload').click()")
+    await page.loaded()
+    await expect(link).to_be_focused()
+    assert await page.page.locator(".lane.ahead").all_text_contents() == marked
+
+    request["segments"][-1]["end_s"] += 1  # it went on: the same segment stays chosen
+    request["total_s"] += 1
+    await page.page.get_by_role("button", name="Reload").click()
+    await expect(page.page.locator("[data-part=facts]")).to_contain_text(f"{request['total_s']:.2f} s")
+    await expect(page.page.locator(".segments tbody tr").nth(number)).to_have_class("chosen")
+
+
 async def test_downloads_are_what_the_api_says(page: TimelinePage, tmp_path: Path) -> None:
     await page.open("?request=req-0007")
     own = request_of(page.recorded.document, "req-0007")

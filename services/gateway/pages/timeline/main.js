@@ -116,7 +116,7 @@ function present() {
     choose(wanted);
     plot.reveal(wanted);
   } else {
-    details.show(plot.chosen);
+    details.show(plot.chosen, plot.segment);
   }
   element("empty").hidden = plot.lanes.length > 0;
   element("empty").textContent = `No request was unfinished in the last ${spelled(shown.seconds)}. Send one, or look further back.`;
