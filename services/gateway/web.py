@@ -47,7 +47,7 @@ def install(app: FastAPI) -> None:
 
     @app.get("/timeline", include_in_schema=False)
     async def timeline() -> Response:
-        return _page("timeline/timeline.html", _POLICY)
+        return _page("timeline/index.html", _POLICY)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

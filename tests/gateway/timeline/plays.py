@@ -64,6 +64,7 @@ class _Job:
                 "iterations": 1 if runs else None,
                 "displaced_by": displaced_by,
                 "reason": reason,
+                "merged": 1,
             }
         )
 
@@ -96,7 +97,7 @@ class Play:
             "end_s": self.now + 0.2,
             "requests": [_request(job) for job in jobs],
             "samples": self.samples,
-            "limits": {"requests": 2000, "samples": 20_000},
+            "limits": {"requests": 1000, "samples": 8192, "left_out": 0},
         }
 
     def _used(self, *places: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.gateway.timeline.browsing import TimelinePage, timeline_page
-from tests.gateway.timeline.plays import forty, thousand
+from tests.gateway.timeline.plays import START_S, forty, thousand
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOSTILE = "<img src=x onerror=alert(1)>/../?a=b&c#\"'"
@@ -305,6 +305,29 @@ async def test_live_asks_again_and_keeps_what_is_chosen(page: TimelinePage) -> N
     await page.page.get_by_label("Live").uncheck()
 
 
+async def test_a_reload_does_not_disturb_who_reads_the_panel(page: TimelinePage) -> None:
+    await page.open()
+    request = request_of(page.recorded.document, "req-0009")
+    number, segment = max(
+        enumerate(request["segments"]), key=lambda each: each[1]["end_s"] - each[1]["start_s"]
+    )
+    middle = (segment["start_s"] + segment["end_s"]) / 2
+    await page.click("req-0009", request["arrived_s"] + middle - page.recorded.document["start_s"])
+    link = page.page.locator("tr.chosen a").first
+    await link.focus()
+    marked = await page.page.locator(".lane.ahead").all_text_contents()
+    await page.page.evaluate("document.querySelector('#reload').click()")
+    await page.loaded()
+    await expect(link).to_be_focused()
+    assert await page.page.locator(".lane.ahead").all_text_contents() == marked
+
+    request["segments"][-1]["end_s"] += 1  # it went on: the same segment stays chosen
+    request["total_s"] += 1
+    await page.page.get_by_role("button", name="Reload").click()
+    await expect(page.page.locator("[data-part=facts]")).to_contain_text(f"{request['total_s']:.2f} s")
+    await expect(page.page.locator(".segments tbody tr").nth(number)).to_have_class("chosen")
+
+
 async def test_downloads_are_what_the_api_says(page: TimelinePage, tmp_path: Path) -> None:
     await page.open("?request=req-0007")
     own = request_of(page.recorded.document, "req-0007")
@@ -325,6 +348,31 @@ async def test_downloads_are_what_the_api_says(page: TimelinePage, tmp_path: Pat
         await download.save_as(tmp_path / name)
         assert download.suggested_filename == name and page.recorded.asked[-1] == path
         assert json.loads((tmp_path / name).read_text()) == content
+
+
+async def test_what_the_answer_leaves_out_and_merges_is_said(page: TimelinePage) -> None:
+    document = page.recorded.document
+    document["limits"]["left_out"] = 3
+    document["requests"][0]["segments"][2]["merged"] = 16
+    await page.open("?request=req-0000")
+    await expect(page.page.locator("#notice")).to_contain_text("3 older requests of this window")
+    await expect(page.page.locator(".segments")).to_contain_text("16 such segments in one")
+
+
+async def test_the_plot_begins_with_the_first_request(page: TimelinePage) -> None:
+    """A window of a minute whose first request came after 50 s is no empty plot."""
+    page.recorded.document["start_s"] -= 50
+    page.recorded.document["requests"][1] |= {"request_id": "req-0000", "choice": 1}
+    await page.open()
+    first = await time_at(page, 0.001)
+    assert first == pytest.approx(50 - (page.recorded.document["end_s"] - START_S) * 0.02, abs=0.1)
+    await expect(page.page.locator("#shown")).to_contain_text("39 requests")  # one of them with two answers
+    axis = await page.page.locator("#axis").bounding_box()
+    assert axis
+    await page.page.mouse.down()
+    await page.page.mouse.move(axis["x"] + axis["width"] - 5, axis["y"] + 400, steps=3)
+    await page.page.mouse.up()
+    assert await time_at(page, 0.5) < first  # what came before can be looked at
 
 
 async def test_pipelines_are_told_apart(page: TimelinePage) -> None:

@@ -10,6 +10,7 @@ const NAMED = 12; // of those who ran in its place
 export class Details {
   #panel;
   #linkTo;
+  #shown = ""; // what of it would be seen to change
 
   /** linkTo: makes the address of a request's timeline of its id */
   constructor(panel, linkTo) {
@@ -20,6 +21,9 @@ export class Details {
   /** lane: or null for none; segment: the one to point at, if any */
   show(lane, segment = null) {
     this.#panel.hidden = lane === null;
+    const shown = lane && JSON.stringify([lane.request, segment && lane.segments.indexOf(segment)]);
+    if (shown === this.#shown) return; // live: whoever reads it, or is at a link of it, is not disturbed
+    this.#shown = shown;
     if (lane === null) return;
     this.#fill("name", [text(lane.name)]);
     this.#fill("facts", pairs(facts(lane)));
@@ -73,7 +77,8 @@ export class Details {
   #why(segment) {
     const cell = document.createDocumentFragment();
     if (segment.iterations != null) cell.append(`${segment.iterations} ${segment.iterations === 1 ? "iteration" : "iterations"}`);
-    if (segment.reason) cell.append(segment.reason);
+    if (segment.merged > 1) cell.append(`${segment.iterations == null ? "" : ", "}${segment.merged} such segments in one`);
+    if (segment.reason) cell.append(segment.merged > 1 ? `, ${segment.reason}` : segment.reason);
     segment.displacedBy.forEach((id, i) => cell.append(i ? ", " : segment.reason ? ": " : "", this.#link(id)));
     return cell;
   }

@@ -116,18 +116,18 @@ function present() {
     choose(wanted);
     plot.reveal(wanted);
   } else {
-    details.show(plot.chosen);
+    details.show(plot.chosen, plot.segment);
   }
   element("empty").hidden = plot.lanes.length > 0;
   element("empty").textContent = `No request was unfinished in the last ${spelled(shown.seconds)}. Send one, or look further back.`;
-  element("shown").textContent = model.alone === null ? `${counted(plot.lanes.length, "request")} in ${duration(model.end - model.start)}` : "one request";
+  element("shown").textContent = model.alone === null ? `${counted(new Set(plot.lanes.map((lane) => lane.id)).size, "request")} in ${duration(model.end - model.start)}` : "one request";
   note();
 }
 
 function note() {
   const notes = [];
   if (model.alone !== null) notes.push(`${model.alone} is shown alone: it ended before this window, or its key may not see the others.`);
-  if (model.cut !== null) notes.push(`Only the latest ${model.cut} requests are kept.`);
+  if (model.leftOut) notes.push(`${counted(model.leftOut, "older request")} of this window would be too much for one answer.`);
   element("notice").textContent = notes.join(" ");
   element("notice").hidden = notes.length === 0;
 }

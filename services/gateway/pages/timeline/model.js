@@ -2,7 +2,8 @@
 
 /**
  * answer: of GET /v1/timeline
- * {start, end, lanes, samples, pipelines, keepsAtMost}: the window, and what was in it
+ * {start, end, lanes, samples, pipelines, leftOut, alone}: the window, and what was in it; leftOut: so many older
+ * requests did not fit into the answer; alone: the id, if it is that of one request
  */
 export function windowModel(answer) {
   return {
@@ -11,7 +12,7 @@ export function windowModel(answer) {
     lanes: lanesOf(answer.requests),
     samples: [...answer.samples].sort((a, b) => a.at_s - b.at_s),
     pipelines: pipelinesOf(answer.requests, answer.samples),
-    cut: answer.requests.length >= (answer.limits?.requests ?? Infinity) ? answer.limits.requests : null,
+    leftOut: answer.limits.left_out ?? 0,
     alone: null,
   };
 }
@@ -27,7 +28,7 @@ export function requestModel(answer) {
     lanes,
     samples: [],
     pipelines: pipelinesOf(answer.choices, []),
-    cut: null,
+    leftOut: 0,
     alone: answer.request_id,
   };
 }
@@ -53,6 +54,7 @@ function lanesOf(requests) {
       iterations: segment.iterations,
       displacedBy: segment.displaced_by ?? [],
       reason: segment.reason,
+      merged: segment.merged ?? 1, // it stands for so many
     })),
     request,
   }));

@@ -23,6 +23,7 @@ export class Plot {
   #ahead = new Set();
   #drawing = false;
   chosen = null; // a lane of the model
+  segment = null; // the one of it that was clicked, if any
 
   constructor(root) {
     this.#root = root;
@@ -49,7 +50,9 @@ export class Plot {
     this.#pipeline = pipeline;
     this.#origin ??= Math.floor(model.start);
     if (Math.abs(model.start - this.#origin) > 36_000) this.#origin = Math.floor(model.start);
-    this.choose(this.lanes.find((lane) => lane.key === this.chosen?.key) ?? null);
+    const lane = this.lanes.find((each) => each.key === this.chosen?.key) ?? null;
+    const segment = lane?.segments[this.chosen.segments.indexOf(this.segment)];
+    this.choose(lane, segment?.state === this.segment?.state ? segment : null);
   }
 
   get lanes() {
@@ -59,6 +62,7 @@ export class Plot {
   /** segment: the one whose displacers are marked; null: those of the whole request */
   choose(lane, segment = null) {
     this.chosen = lane;
+    this.segment = segment;
     this.#ahead = new Set(segment ? segment.displacedBy : lane ? displacers(lane).map(({ id }) => id) : []);
     this.draw();
   }
@@ -166,7 +170,14 @@ export class Plot {
   }
 
   get #seen() {
-    return this.#view ?? [this.#model.start, this.#model.end];
+    return this.#view ?? this.#whole;
+  }
+
+  /** The window, without what was before the first request in it. */
+  get #whole() {
+    const { start, end } = this.#model;
+    const first = this.lanes[0]?.start ?? start;
+    return [first < start || first >= end ? start : Math.max(start, first - (end - first) * 0.02), end];
   }
 
   get #scale() {

@@ -12,13 +12,14 @@ export function sampleAt(samples, at) {
 
 /**
  * [{x, end, value}] in pixels, in order. Of samples that share a pixel the highest is kept, so that no peak is lost.
- * value: of a sample; holds: it stays until the next one, else as long as the sample's iteration
+ * value: of a sample; holds: it stays until the next one, else as long as the sample's iteration. A sample of several
+ * iterations (`iterations`) always does: they followed each other.
  */
 export function stepsOf(samples, scale, value, holds) {
   const steps = [];
   samples.forEach((sample, i) => {
     const next = samples[i + 1]?.at_s ?? Infinity;
-    const until = holds ? Math.min(next, scale.to) : Math.min(sample.at_s + sample.seconds, next, scale.to);
+    const until = holds || sample.iterations > 1 ? Math.min(next, scale.to) : Math.min(sample.at_s + sample.seconds, next, scale.to);
     const x = Math.max(0, Math.floor(scale.x(sample.at_s)));
     const end = Math.min(scale.width, Math.max(x + 1, Math.round(scale.x(until))));
     const height = value(sample);
