@@ -15,8 +15,8 @@ from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
 from shared.config import parse
 from shared.costmodel import CostModel
-from shared.ids import JobId
-from shared.messages import FinishReason, Limits, PlanReply, Sampling, StepResult, Submit
+from shared.ids import JobId, StepId
+from shared.messages import FinishReason, Limits, PlanReply, Sampling, StepResult, Submit, Timeline
 
 COST = CostModel(0.02, 1e-3, 0.0, 0.02, 0.0, 5e-3, samples=1)
 ITERATIONS = 300
@@ -30,7 +30,9 @@ class Unobserved(Observer):
 
     def preempted(self, job: Job, now: float) -> None: ...
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None: ...
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None: ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None: ...
 
 
 def main() -> None:

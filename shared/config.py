@@ -314,12 +314,24 @@ def _check_server(server: str) -> None:
         raise ValueError(f"url: expected nats://HOST:PORT or tls://HOST:PORT, got {server!r}")
 
 
+class TimelineConfig(Section, frozen=True):
+    """requests: ended ones whose timelines each gateway keeps
+    samples: iterations that each scheduler keeps a sample of
+    """
+
+    requests: Positive = 1000
+    samples: Positive = 8192
+
+
 class TracingConfig(Section, frozen=True):
-    """otlp_endpoint: OTLP/HTTP collector, such as http://127.0.0.1:4318/v1/traces; default: tracing is off
+    """otlp_endpoint: collector, such as http://127.0.0.1:4318/v1/traces, or http://127.0.0.1:4317 with grpc;
+        default: tracing is off
+    protocol: OTLP over http or grpc
     sample_ratio: share of requests traced when the client sends no traceparent
     """
 
     otlp_endpoint: str | None = None
+    protocol: Literal["http", "grpc"] = "http"
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
@@ -348,6 +360,7 @@ class Config(Section, frozen=True):
     nats: NatsConfig = NatsConfig()
     tracing: TracingConfig = TracingConfig()
     logging: LoggingConfig = LoggingConfig()
+    timeline: TimelineConfig = TimelineConfig()
 
 
 Tree = dict[str, Any]

@@ -6,6 +6,8 @@ process.
 
 import logging
 
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
+
 from shared.bus import Bus
 from shared.clock import MonotonicClock
 from shared.config import Config
@@ -49,7 +51,7 @@ class Service:
         logging.getLogger(LOGGER).setLevel(self.config.logging.level)
         subjects = Subjects(self.config.app, self.pipeline)
         self.bus = await Bus.connect(self.config.nats, subjects, self.name, self.registry)
-        self.tracing = Tracing(self.config.tracing, self.name, self.bus.instance)
+        self.tracing = Tracing(self.config.tracing, self.name, self.bus.instance, self.sampler())
         await self.on_start()
         self.supervisor.start("metrics", self._answer_metrics())
         self.supervisor.every("hello", HELLO_EVERY_S, self.say_hello)
@@ -65,6 +67,10 @@ class Service:
         """Raises if the service cannot do its work any more."""
         self.supervisor.check()
         self.bus.check()
+
+    def sampler(self) -> Sampler:
+        """Which spans without a parent are recorded. Those of requests are the gateway's to choose."""
+        return ALWAYS_ON
 
     async def on_start(self) -> None:
         """Subscribe and start loops; the bus is connected."""

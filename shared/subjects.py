@@ -65,6 +65,10 @@ class Subjects:
         return self._of("scheduler", "look")
 
     @property
+    def ask_timelines(self) -> str:
+        return self._of("scheduler", "timelines")
+
+    @property
     def step_result(self) -> str:
         return self._of("scheduler", "result")
 
@@ -124,6 +128,15 @@ class Subjects:
     def gateway_metrics(self, instance: str) -> str:
         """Request it for the metric families of one of the gateways, which there may be several of."""
         return self._shared("gateway", instance, "metrics")
+
+    def jobs_ended(self, instance: str) -> str:
+        """To the same: what became of its jobs."""
+        return self._shared("gateway", instance, "ended")
+
+    @property
+    def requests_ended(self) -> str:
+        """To all gateways: what became of a request, from the gateway that answered it."""
+        return self._shared("requests_ended")
 
     @property
     def schedulers(self) -> str:

@@ -14,7 +14,7 @@ from services.scheduler.tally import state_of
 from shared.clock import VirtualClock
 from shared.config import Config, parse
 from shared.costmodel import CostModel
-from shared.ids import JobId
+from shared.ids import JobId, StepId
 from shared.messages import (
     Direction,
     Directive,
@@ -25,6 +25,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
     Submit,
+    Timeline,
 )
 from tests.kv_contents import KVContents
 
@@ -59,11 +60,13 @@ def create_submit(
 
 
 class Recorder:
-    """An observer that remembers."""
+    """An observer that remembers. iterations: begin and end of those with a job, seconds since its arrival"""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, JobId, float]] = []
         self.ends: dict[JobId, tuple[FinishReason, float]] = {}
+        self.timelines: dict[JobId, Timeline] = {}
+        self.iterations: dict[JobId, list[tuple[float, float]]] = {}
 
     def dispatched(self, job: Job, now: float) -> str | None:
         self.events.append(("dispatched", job.job_id, now))
@@ -75,9 +78,15 @@ class Recorder:
     def preempted(self, job: Job, now: float) -> None:
         self.events.append(("preempted", job.job_id, now))
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None:
+        for job in batch:
+            if job.job_id not in self.ends:
+                self.iterations.setdefault(job.job_id, []).append((began - job.arrived, now - job.arrived))
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
         assert job.job_id not in self.ends, "a job ends once"
         self.ends[job.job_id] = (reason, now)
+        self.timelines[job.job_id] = timeline
 
 
 class Cores:
@@ -185,6 +194,7 @@ class Cores:
                 self.contents.finish(directive)
             for copy in range(self.copies):
                 self.kv.transfer_done(directive.transfer_id, copy, 0)
+            self.scheduler.moved([directive.transfer_id], self.clock.now())
             self.check()
 
     def finish_all_transfers(self) -> None:

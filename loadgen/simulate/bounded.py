@@ -9,8 +9,8 @@ from loadgen.simulate.gaps import GapHistogram
 from loadgen.simulate.ledger import Ledger
 from loadgen.workload.requests import Request
 from services.scheduler.job import Job
-from shared.ids import JobId
-from shared.messages import FinishReason
+from shared.ids import JobId, StepId
+from shared.messages import FinishReason, Timeline
 
 _NOT_YET = -1.0
 
@@ -82,7 +82,9 @@ class BoundedLedger(Ledger):
     def preempted(self, job: Job, now: float) -> None:
         self.preemptions += 1
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None: ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
         mine = self._open.pop(job.job_id)
         self.latencies.append(mine.last - mine.arrival)
         self.first_tokens.append(mine.first - mine.arrival)

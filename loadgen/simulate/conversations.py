@@ -19,7 +19,7 @@ from loadgen.workload.requests import Request, Turn
 from services.scheduler.job import Job
 from shared.config import Config
 from shared.ids import JobId
-from shared.messages import FinishReason
+from shared.messages import FinishReason, Timeline
 
 
 class Replay:
@@ -90,6 +90,6 @@ class _Turns(FullLedger):
         super().__init__()
         self._ended = ended
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
-        super().finished(job, reason, now)
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
+        super().finished(job, reason, now, timeline)
         self._ended(job.job_id, now)

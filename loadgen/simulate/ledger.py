@@ -7,8 +7,8 @@ import msgspec
 from loadgen.workload.requests import Request
 from services.scheduler.core import Observer
 from services.scheduler.job import Job
-from shared.ids import JobId
-from shared.messages import FinishReason
+from shared.ids import JobId, StepId
+from shared.messages import FinishReason, Timeline
 
 
 class JobRecord(msgspec.Struct):
@@ -109,5 +109,7 @@ class FullLedger(Ledger):
     def preempted(self, job: Job, now: float) -> None:
         self.records[job.job_id].preemptions += 1
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None: ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
         self.records[job.job_id].finished = True

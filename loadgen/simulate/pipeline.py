@@ -188,7 +188,8 @@ class Pipeline:
     def _handle(self, event: _Reached | _Copied) -> None:
         if isinstance(event, _Copied):
             self._copies[event.stage].complete(event.transfer)
-            self.kv.transfer_done(event.transfer, event.stage, 0)
+            if self.kv.transfer_done(event.transfer, event.stage, 0) is not None:
+                self.scheduler.moved([event.transfer], event.at)
         elif event.stage < self._stages:
             if event.stage == 1:
                 self.scheduler.passed(event.flight.step.step_id)

@@ -48,10 +48,14 @@ class Job(msgspec.Struct, frozen=True):
     functions: tuple[str, ...] = ()
     free_text: bool = True
 
-    def after(self, waited: float, tenant: str | None = None) -> "Job":
-        """The same, that many seconds after the request arrived, on account of `tenant` if there is one."""
+    def after(self, waited: float, request_id: str, choice: int, tenant: str | None = None) -> "Job":
+        """The same, that many seconds after the request arrived, as this choice of it; on account of `tenant`
+        if there is one.
+        """
         tenant = self.submit.tenant if tenant is None else tenant
-        submit = msgspec.structs.replace(self.submit, waited=waited, tenant=tenant)
+        submit = msgspec.structs.replace(
+            self.submit, waited=waited, tenant=tenant, request_id=request_id, choice=choice
+        )
         return msgspec.structs.replace(self, submit=submit)
 
 

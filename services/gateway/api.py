@@ -8,7 +8,16 @@ from opentelemetry.trace import Tracer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from services.gateway import board_api, openapi, pipelines_api, refusals, requests_api, tokenize_api, web
+from services.gateway import (
+    board_api,
+    openapi,
+    pipelines_api,
+    refusals,
+    requests_api,
+    timeline_api,
+    tokenize_api,
+    web,
+)
 from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
@@ -35,13 +44,23 @@ from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.serving import Serving
 from services.gateway.state import Health, Readiness, Version
 from services.gateway.telemetry import GatewayMetrics, Telemetry
+from services.gateway.timelines import KeptTimelines
 from services.gateway.tokenizer import Tokenizer
 from shared.config import Config
 from shared.metrics import Registry
 
 _ENDPOINTS = frozenset(
     f"/v1/{name}"
-    for name in ("models", "chat/completions", "completions", "responses", "requests", "pipelines", "board")
+    for name in (
+        "models",
+        "chat/completions",
+        "completions",
+        "responses",
+        "requests",
+        "pipelines",
+        "board",
+        "timeline",
+    )
 )
 _CHUNKS = "a chunk as JSON, or an error; `[DONE]` in the last event"
 _EVENTS = "the event as JSON, as OpenAI's response.* events"
@@ -56,6 +75,7 @@ def create_app(
     tracer: Tracer,
     keyring: Keyring | None = None,
     scaler: Scaler | None = None,
+    timelines: KeptTimelines | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application.
 
@@ -63,8 +83,10 @@ def create_app(
     tracer: for the request spans (`skipjoin.gateway`)
     keyring: only holders of its keys are served; None: everybody is
     scaler: adds and removes pipelines; None: nobody can
+    timelines: where those of ended requests arrive
     """
-    service = Serving(engine, tokenizer, config)
+    kept = KeptTimelines(config.timeline.requests) if timelines is None else timelines
+    service = Serving(engine, tokenizer, config, kept)
     app = FastAPI(
         title="Skipjoin",
         version=version("skipjoin"),
@@ -124,6 +146,7 @@ def create_app(
         service.admission.check_model(model)
         return service.describe_model()
 
+    timeline_api.install(app, service.requests, engine, kept, config)
     requests_api.install(app, service.requests, engine, exposed=config.gateway.exposed)
     board_api.install(app, Board(engine, service.requests), exposed=config.gateway.exposed)
     pipelines_api.install(app, engine, config, scaler)

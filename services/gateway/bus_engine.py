@@ -27,6 +27,8 @@ from shared.messages import (
     Outstanding,
     PrefixesKept,
     Submit,
+    Timeline,
+    Timelines,
     TokenBatch,
 )
 from shared.metrics import Registry
@@ -216,6 +218,17 @@ class BusEngine:
         return await self._inquiries.explain(
             job_id, self._pipelines.members if job is None else [job.pipeline]
         )
+
+    async def timelines(self, job_ids: Sequence[JobId]) -> list[Timeline]:
+        """See `Engine.timelines`."""
+        jobs = [self._jobs.get(job_id) for job_id in job_ids]
+        known = {job.pipeline for job in jobs if job is not None}
+        answers = await self._inquiries.timelines(known or self._pipelines.members, job_ids)
+        return [timeline for answer in answers for timeline in answer.timelines]
+
+    async def window(self, seconds: float) -> list[Timelines]:
+        """See `Engine.window`."""
+        return await self._inquiries.timelines(self._pipelines.members, seconds=seconds)
 
     async def abort(self, job_id: JobId) -> None:
         """See `Engine.abort`."""

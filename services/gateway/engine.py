@@ -1,13 +1,13 @@
 """The port to whatever generates tokens: all that the HTTP side knows of the rest of the system."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from shared.costmodel import CostModel
 from shared.ids import JobId
-from shared.messages import Explanation, JobTokens, Limits, Submit
+from shared.messages import Explanation, JobTokens, Limits, Submit, Timeline, Timelines
 
 
 class Engine(Protocol):
@@ -62,6 +62,16 @@ class Engine(Protocol):
 
     async def abort(self, job_id: JobId) -> None:
         """End a job of another gateway, which learns of it."""
+        ...
+
+    async def timelines(self, job_ids: Sequence[JobId]) -> list[Timeline]:
+        """Of those of these jobs that are unfinished, of whichever gateway, so far."""
+        ...
+
+    async def window(self, seconds: float) -> list[Timelines]:
+        """What each scheduler that answers says of its unfinished jobs, and of its iterations in the last so
+        many seconds.
+        """
         ...
 
     async def metrics(self) -> str:

@@ -10,6 +10,7 @@ from shared.bus import Bus, Delivery
 from shared.errors import BusError, NotReady
 from shared.ids import JobId
 from shared.messages import (
+    AskTimelines,
     CollectMetrics,
     Explain,
     Explanation,
@@ -18,6 +19,7 @@ from shared.messages import (
     MetricFamily,
     Metrics,
     SchedulerView,
+    Timelines,
 )
 from shared.metrics import Registry
 
@@ -64,6 +66,22 @@ class Inquiries:
     async def look(self, pipelines: Iterable[PipelineState]) -> list[PipelineView]:
         """What each of them looks like now."""
         return await asyncio.gather(*(self._look(each) for each in pipelines))
+
+    async def timelines(
+        self, pipelines: Iterable[int], job_ids: Sequence[JobId] | None = None, seconds: float = 0.0
+    ) -> list[Timelines]:
+        """What those of `pipelines` say that answer: see AskTimelines."""
+        asked = AskTimelines(None if job_ids is None else list(job_ids), seconds)
+        answers = await asyncio.gather(*(self._timelines(pipeline, asked) for pipeline in pipelines))
+        return [answer for answer in answers if answer is not None]
+
+    async def _timelines(self, pipeline: int, asked: AskTimelines) -> Timelines | None:
+        subject = self._bus.subjects.pipeline(pipeline).ask_timelines
+        try:
+            answer = await self._bus.request(subject, asked, timeout=_EXPLAIN_TIMEOUT_S)
+        except BusError:
+            return None  # it is being replaced; what it knew of unfinished jobs is lost with it
+        return answer.body if isinstance(answer.body, Timelines) else None
 
     async def _look(self, state: PipelineState) -> PipelineView:
         subjects = self._bus.subjects.pipeline(state.pipeline)

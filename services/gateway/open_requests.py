@@ -27,13 +27,23 @@ class OpenRequest:
         job_ids: Sequence[JobId],
         choices: Choices,
         interruption: Interruption,
+        *,
+        waited: float = 0.0,
+        trace: str | None = None,
     ) -> None:
+        """waited: seconds since it arrived; trace: W3C traceparent of its span, if that is recorded"""
         self.request_id = request_id
         self.answer_id = answer_id
         self.endpoint = endpoint
         self.key = key
         self.job_ids = list(job_ids)
-        self.created = int(time.time())
+        self.arrived = time.time() - waited
+        self.created = int(self.arrived)
+        self.trace = trace
+        self.finishes: tuple[str, ...] = ("",) * len(self.job_ids)
+        """Of each choice, how its answer ended; empty if it did not."""
+        self._began = time.perf_counter() - waited
+        self._total_s: float | None = None
         self.ended = False
         self.prompt_tokens = choices.prompt_tokens
         self._choices: Choices | None = choices
@@ -44,6 +54,11 @@ class OpenRequest:
     def completion_tokens(self) -> int:
         return self._choices.completion_tokens if self._choices else self._completion_tokens
 
+    @property
+    def total_s(self) -> float:
+        """Seconds from its arrival to its end, or so far."""
+        return time.perf_counter() - self._began if self._total_s is None else self._total_s
+
     def cancel(self) -> None:
         """Its client gets an error; its jobs are aborted. Does nothing for one that has ended."""
         if self._interruption is not None:
@@ -52,6 +67,9 @@ class OpenRequest:
     def close(self) -> None:
         """Keep only what can still be asked about."""
         self._completion_tokens = self.completion_tokens
+        if self._choices is not None:
+            self.finishes = self._choices.finishes
+        self._total_s = self.total_s
         self._choices = self._interruption = None
         self.ended = True
 

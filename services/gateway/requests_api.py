@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from services.gateway.access import access_of
 from services.gateway.engine import Engine
-from services.gateway.open_requests import OpenRequest, OpenRequests
+from services.gateway.open_requests import OpenRequests
 from services.gateway.openapi import ERRORS
 from services.gateway.reports import (
     Cancelled,
@@ -26,7 +26,7 @@ from shared.errors import InvalidRequest
 from shared.ids import JobId
 
 _ANSWER_ID = re.compile("(?:chatcmpl-|cmpl-|resp_)([0-9a-f]{16})")
-_MOST_REPORTED = 32
+MOST_REPORTED = 32
 """Choices of one request that are asked about."""
 
 
@@ -42,30 +42,30 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
     @app.get("/v1/requests/{name:path}", response_model=RequestReport, responses=ERRORS, tags=["requests"])
     async def explain(request: Request, name: str) -> RequestReport:
         """Where a request is and why it waits, by choice."""
-        found = _visible(request, requests.find(name))
+        found = [each for each in requests.find(name) if may_see(request, each.key)]
         if found:
-            return await _report(engine, entry_of(found[0]), found[0].job_ids, _sees_all(request))
-        job_id = _elsewhere(request, name)
+            return await _report(engine, entry_of(found[0]), found[0].job_ids, sees_all(request))
+        job_id = elsewhere(request, name)
         known = await engine.explain(job_id)
         if not known.found:
-            raise _not_found(name)
+            raise not_found(name)
         entry = RequestEntry(id=name, answer_id=name, ended=known.state == "ended")
         return await _report(engine, entry, [job_id], True)
 
     @app.delete("/v1/requests/{name:path}", response_model=Cancelled, responses=ERRORS, tags=["requests"])
     async def cancel(request: Request, name: str) -> Cancelled:
         """End a request: its client gets an error, its blocks are freed."""
-        found = _visible(request, requests.find(name))
+        found = [each for each in requests.find(name) if may_see(request, each.key)]
         running = [each for each in found if not each.ended]
         for each in running:
             each.cancel()
         if not running:
             if found:
                 raise _ended(name)
-            job_id = _elsewhere(request, name)
+            job_id = elsewhere(request, name)
             known = await engine.explain(job_id)
             if not known.found:
-                raise _not_found(name)
+                raise not_found(name)
             if known.state == "ended":
                 raise _ended(name)
             await engine.abort(job_id)
@@ -73,42 +73,43 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
 
 
 async def _report(engine: Engine, entry: RequestEntry, job_ids: list[JobId], others: bool) -> RequestReport:
-    known = await asyncio.gather(*(engine.explain(job_id) for job_id in job_ids[:_MOST_REPORTED]))
+    known = await asyncio.gather(*(engine.explain(job_id) for job_id in job_ids[:MOST_REPORTED]))
     own = set(job_ids)
     choices = [job_report(index, each, own, others=others) for index, each in enumerate(known)]
     return RequestReport(**entry.model_dump(), choices=choices)
 
 
-def _sees_all(request: Request) -> bool:
+def sees_all(request: Request) -> bool:
     access = access_of(request.scope)
     return access is None or access.key.admin
 
 
-def _visible(request: Request, found: list[OpenRequest]) -> list[OpenRequest]:
+def may_see(request: Request, key: str | None) -> bool:
+    """Whether the client may see a request that came with the API key of this name."""
     access = access_of(request.scope)
-    return [each for each in found if access is None or access.key.admin or each.key == access.key.name]
+    return access is None or access.key.admin or key == access.key.name
 
 
 def admin_only(request: Request, what: str, *, exposed: bool) -> None:
     """Raises InvalidRequest unless the client has an admin key, or reaches this machine's own loopback."""
-    if exposed or not _sees_all(request):
+    if exposed or not sees_all(request):
         need = (
             "no API keys are configured and others reach this address" if exposed else "it needs an admin key"
         )
         raise InvalidRequest(f"{what} is not for everybody: {need}", code="forbidden", status=403)
 
 
-def _elsewhere(request: Request, name: str) -> JobId:
+def elsewhere(request: Request, name: str) -> JobId:
     """The job of a request that this gateway does not have. Whose it is only that gateway knows, so that
     keys which may see but their own are told that it is not here.
     """
     named = _ANSWER_ID.fullmatch(name)
-    if named is None or not _sees_all(request):
-        raise _not_found(name)
+    if named is None or not sees_all(request):
+        raise not_found(name)
     return JobId(int(named[1], 16))
 
 
-def _not_found(name: str) -> InvalidRequest:
+def not_found(name: str) -> InvalidRequest:
     return InvalidRequest(
         f"id: no request {name[:150]!r} is known to this gateway; another replica may have it, or it ended "
         "long ago (the id of an answer, chatcmpl-…, cmpl-… or resp_…, is understood by all replicas)",

@@ -4,11 +4,14 @@ import asyncio
 from pathlib import Path
 
 from fastapi import FastAPI
+from opentelemetry.sdk.trace.sampling import Sampler, TraceIdRatioBased
 
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
 from services.gateway.keys import Keyring, load
 from services.gateway.pipelines_api import Scaler
+from services.gateway.timeline_exchange import TimelineExchange
+from services.gateway.timelines import KeptTimelines
 from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.bus import Subscription
@@ -40,6 +43,12 @@ class GatewayService(Service):
         services = ["scheduler", "kvcache", "profiler", *stages]
         self._engine = BusEngine(self.bus, self.registry, services, self.config, self.clock)
         await self._engine.open()
+        timelines = KeptTimelines(self.config.timeline.requests)
+        exchange = TimelineExchange(self.bus, timelines)
+        await exchange.open()
+        self.supervisor.start("jobs ended", exchange.receive_jobs())
+        self.supervisor.start("requests ended", exchange.receive_requests())
+        self.supervisor.start("tell others", exchange.tell_others())
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("schedulers", self._engine.watch_schedulers())
         hellos = await self.bus.subscribe(self.bus.subjects.hello(self.name))
@@ -48,9 +57,19 @@ class GatewayService(Service):
         self.supervisor.start("drain", self._drain_when_told(orders))
         self.supervisor.start("prefixes", self._engine.watch_prefixes())
         self.api = create_app(
-            self._engine, tokenizer, self.config, self.registry, self.tracing.tracer, keyring, self._scaler
+            self._engine,
+            tokenizer,
+            self.config,
+            self.registry,
+            self.tracing.tracer,
+            keyring,
+            self._scaler,
+            timelines,
         )
         self.api.openapi()  # made before there are answers that it could hold up
+
+    def sampler(self) -> Sampler:
+        return TraceIdRatioBased(self.config.tracing.sample_ratio)
 
     def _keyring(self) -> Keyring | None:
         """Raises ConfigError."""

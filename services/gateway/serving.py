@@ -23,6 +23,7 @@ from services.gateway.sse import EventStream, whole_answer
 from services.gateway.streaming import Generation
 from services.gateway.structured.check import GrammarCheck
 from services.gateway.telemetry import record_of
+from services.gateway.timelines import KeptTimelines
 from services.gateway.tokenizer import Tokenizer
 from shared.clock import Clock, MonotonicClock
 from shared.config import Config
@@ -36,7 +37,12 @@ class Serving:
     """What the routes share."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, config: Config, clock: Clock | None = None
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: Config,
+        timelines: KeptTimelines,
+        clock: Clock | None = None,
     ) -> None:
         model = config.model.served_name
         self.engine = engine
@@ -46,6 +52,7 @@ class Serving:
         self._grammars = GrammarCheck(tokenizer.folder)
         self._tokenizer = tokenizer
         self.requests = OpenRequests()
+        self._timelines = timelines
         self._config = config.gateway
         self._logs_prompts = config.logging.prompts
         self._backlog = Backlog(
@@ -96,9 +103,12 @@ class Serving:
         waited, tenant = record.waited, access.key.tenant if access else None
         generations = [
             Generation(
-                self.engine, job.after(waited, tenant), self._tokenizer.token_bytes, record.traceparent
+                self.engine,
+                job.after(waited, record.request_id, choice, tenant),
+                self._tokenizer.token_bytes,
+                record.traceparent,
             )
-            for job in jobs
+            for choice, job in enumerate(jobs)
         ]
         choices = Choices(generations, body.choices)
         job_ids = [job.submit.job_id for job in jobs]
@@ -110,6 +120,7 @@ class Serving:
         answer = answer_type(
             first.job_id, self.model, include_usage=body.include_usage, names=names, prompts=prompts
         )
+        record.generates(first, jobs[0].stops, choices=len(jobs), stream=bool(body.stream), answer=answer.id)
         interruption = Interruption(deadline, record.waited)
         opened = OpenRequest(
             record.request_id,
@@ -119,12 +130,18 @@ class Serving:
             job_ids,
             choices,
             interruption,
+            waited=record.waited,
+            trace=record.traceparent,
         )
         self.requests.add(opened)
-        record.held.callback(self.requests.close, opened)
+        record.held.callback(self._close, opened)
         if body.stream:
             return EventStream(choices, answer, record, interruption)
         return await whole_answer(choices, answer, record, interruption, request.receive)
+
+    def _close(self, opened: OpenRequest) -> None:
+        self.requests.close(opened)
+        self._timelines.request_ended(opened)
 
     def describe_model(self) -> Model:
         limits = self.engine.limits

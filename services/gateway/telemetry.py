@@ -14,6 +14,7 @@ from services.gateway.choices import Choices
 from services.gateway.request_log import RequestLog
 from services.gateway.schema import REQUEST_ID
 from shared.ids import JobId
+from shared.messages import Submit
 from shared.metrics import Registry
 from shared.tracing import context_of, traceparent_of
 
@@ -58,6 +59,7 @@ class RequestRecord:
         span: Span,
         tracer: Tracer,
         metrics: GatewayMetrics,
+        model: str,
     ) -> None:
         self.request_id = request_id
         self.endpoint = endpoint
@@ -68,6 +70,7 @@ class RequestRecord:
         self._span = span
         self._tracer = tracer
         self._metrics = metrics
+        self._model = model
         self._last_token: dict[int, float] = {}
         self._outcome: str | None = None
         self._cause: str | None = None
@@ -95,6 +98,33 @@ class RequestRecord:
         """A scheduler has taken all that it submits."""
         self.log.accepted(self.request_id, self.waited, *self._submitted)
 
+    def generates(
+        self, submit: Submit, stops: Sequence[str], *, choices: int, stream: bool, answer: str
+    ) -> None:
+        """What is asked of the model, by OpenTelemetry's conventions for generative AI. answer: its id"""
+        sampling = submit.sampling
+        attributes: dict[str, str | int | float | bool | Sequence[str]] = {
+            "gen_ai.operation.name": "text_completion" if self.endpoint == "/v1/completions" else "chat",
+            "gen_ai.output.type": "text" if submit.grammar is None else "json",
+            "gen_ai.request.max_tokens": submit.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.request.presence_penalty": sampling.presence_penalty,
+            "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+            "gen_ai.request.stream": stream,
+            "gen_ai.response.id": answer,
+            "gen_ai.response.model": self._model,
+            "skipjoin.request.id": self.request_id,
+        }
+        if sampling.top_k:
+            attributes["gen_ai.request.top_k"] = sampling.top_k
+        if choices > 1:
+            attributes["gen_ai.request.choice.count"] = choices
+        if stops:
+            attributes["gen_ai.request.stop_sequences"] = list(stops)
+        self._span.set_attributes(attributes)
+
     def note_tokens(self, count: int, choice: int) -> None:
         """`count` tokens of this choice have just arrived."""
         if not count:
@@ -104,6 +134,7 @@ class RequestRecord:
         if not self._last_token:
             self.log.first_token(self.request_id, now - self.arrived)
             self._metrics.first_token.observe(now - self.arrived)
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", now - self.arrived)
         elif choice in self._last_token:
             self._metrics.inter_token.observe((now - self._last_token[choice]) / count)
         self._last_token[choice] = now
@@ -114,6 +145,7 @@ class RequestRecord:
             {
                 "gen_ai.usage.input_tokens": choices.prompt_tokens,
                 "gen_ai.usage.output_tokens": choices.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": choices.cached_tokens,
                 "gen_ai.response.finish_reasons": choices.finishes,
             }
         )
@@ -122,6 +154,7 @@ class RequestRecord:
     def failed(self, outcome: str, cause: str) -> None:
         """cause: without the client's own text, which may be its prompt's"""
         self._outcome, self._cause = outcome, cause
+        self._span.set_attribute("error.type", outcome)
         self._span.set_status(StatusCode.ERROR, cause)
 
     def end(self) -> None:
@@ -195,7 +228,9 @@ class Telemetry:
         )
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        record = RequestRecord(scope["method"], endpoint, request_id, span, self._tracer, self._metrics)
+        record = RequestRecord(
+            scope["method"], endpoint, request_id, span, self._tracer, self._metrics, self._model
+        )
         scope[_KEY] = record
         return record
 

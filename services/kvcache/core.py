@@ -17,7 +17,7 @@ from services.kvcache.transfers import Transfers
 from services.kvcache.victims import later_than, victims
 from shared.config import KVConfig
 from shared.ids import JobId, StepId, TransferId
-from shared.messages import Candidate, Direction, Directive, PlanReply, PlanRequest
+from shared.messages import Candidate, Direction, Directive, Occupancy, PlanReply, PlanRequest
 
 
 class KVCache:
@@ -69,7 +69,9 @@ class KVCache:
             self._look_ahead(plan)
             self._reserve.planned(plan.new_blocks)
         kept = self._reserve.blocks if self._mode == "proactive" else 0
-        return plan.reply(self.device.free - kept)
+        device, host = self.device, self.host
+        occupancy = Occupancy(device.total - device.free, device.total, host.total - host.free, host.total)
+        return plan.reply(device.free - kept, occupancy)
 
     def _fill(self, candidates: Iterable[Candidate], plan: PlanInProgress) -> None:
         for candidate in candidates:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from services.kvcache.jobs import JobKV
 from shared.ids import JobId, TransferId
-from shared.messages import Candidate, Directive, Grant, PlanReply, PlanRequest
+from shared.messages import Candidate, Directive, Grant, Occupancy, PlanReply, PlanRequest
 
 
 class PlanInProgress:
@@ -69,9 +69,16 @@ class PlanInProgress:
         self.seen.clear()
         self.victims = None
 
-    def reply(self, free_blocks: int) -> PlanReply:
+    def reply(self, free_blocks: int, occupancy: Occupancy) -> PlanReply:
         dropped = list(dict.fromkeys(self.dropped))
         arriving = [job.job_id for job, _ in self.arriving if job.step is None]
         return PlanReply(
-            self.step_id, self.granted, self.directives, self.waits, dropped, free_blocks, arriving
+            self.step_id,
+            self.granted,
+            self.directives,
+            self.waits,
+            dropped,
+            free_blocks,
+            arriving,
+            occupancy,
         )

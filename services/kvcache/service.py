@@ -152,7 +152,7 @@ class KVCacheService(Service):
         self._slowest.clear()
 
     async def _transferred(self, message: TransferDone) -> None:
-        changed = False
+        moved: list[TransferId] = []
         for done in message.done:
             seconds = max(done.seconds, self._slowest.get(done.transfer_id, 0.0))
             self._slowest[done.transfer_id] = seconds
@@ -161,10 +161,10 @@ class KVCacheService(Service):
             self._bytes.labels(done.direction).inc(done.bytes)
             self._seconds.labels(done.direction).inc(done.seconds)
             if directive is not None:
-                changed = True
+                moved.append(directive.transfer_id)
                 self._report_transfer(directive, trace, self._slowest.pop(done.transfer_id))
-        if changed:
-            event = KVChanged(self._core.device.free)
+        if moved:
+            event = KVChanged(self._core.device.free, moved)
             await self.bus.publish(self.bus.subjects.kv_changed, event)
 
     def _report_transfer(self, directive: Directive, trace: str | None, seconds: float) -> None:

@@ -19,14 +19,13 @@ from services.scheduler.policy import POLICIES
 from services.scheduler.tally import Place, Tally
 from shared.config import Config
 from shared.costmodel import GUESS, CostModel
-from shared.ids import JobId, StepId
+from shared.ids import JobId, StepId, TransferId
 from shared.messages import (
     Candidate,
     Ended,
     Explanation,
     FinishReason,
     Holder,
-    JobEventKind,
     JobTokens,
     Limits,
     Outstanding,
@@ -37,10 +36,14 @@ from shared.messages import (
     StepPlan,
     StepResult,
     Submit,
+    Timeline,
 )
 
 VICTIMS = 8
 """Jobs that run last, named in a plan request: one of them frees the blocks of many decode iterations."""
+
+MOST_SEGMENTS = 4000
+"""Of the timelines that are told of in one message: some 300 KB."""
 
 MAX_FAILURES = 2
 """A job whose step failed is recomputed; after so many failed steps without a token it ends with an error."""
@@ -61,7 +64,11 @@ class Observer(Protocol):
         """The job could have run again, but others go first."""
         ...
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None: ...
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None:
+        """The step with these jobs is back, with tokens or without."""
+        ...
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None: ...
 
 
 class Scheduler:
@@ -88,7 +95,8 @@ class Scheduler:
         self._released: list[JobId] = []
         self._ended: list[Ended] = []
         self._just_ran: list[Job] = []
-        self.history = History()
+        self._asked_for_some = False  # by the plan request that is answered next
+        self.history = History(config.timeline.samples, self.depth + self._ahead)
         self._tally = Tally()
         self.grammars = Grammars()
         self._block_size = config.kv.block_size
@@ -112,7 +120,7 @@ class Scheduler:
         self.grammars.acquire(job)
         self.policy.add(job, now)
         self._tally.note(job)
-        self.history.arrived(job.job_id, job.arrived, now, job.level)
+        self.history.arrived(job, now)
         return None
 
     def _refusal(self, message: Submit) -> Refused | None:
@@ -161,6 +169,7 @@ class Scheduler:
     def plan_request(self, now: float) -> PlanRequest | None:
         """What to ask the KV-cache manager for the next iteration; None when there is nothing to say."""
         candidates, holders = self._candidates(now) if self._has_room() else ([], [])
+        self._asked_for_some = bool(candidates)
         if not (candidates or self._completed or self._released):
             return None
         request = PlanRequest(
@@ -198,7 +207,7 @@ class Scheduler:
         wanted = 2 * self._batch_limit()
         for job in self.policy.promote(now):
             self._tally.note(job)
-            self.history.note(job.job_id, JobEventKind.PROMOTED, now, job.level)
+            self.history.promoted(job, now)
         candidates: list[Candidate] = []
         for job, enst in self.policy.upcoming(now):
             if job.in_flight:
@@ -244,7 +253,11 @@ class Scheduler:
                 job.kv_tokens = 0
                 self._begun.pop(job_id, None)
                 self.policy.dropped(job)
-                self.history.note(job_id, JobEventKind.DROPPED, now, job.level)
+                self.history.dropped(job, now, "its KV was dropped: no room for it in either tier")
+        for directive in reply.directives:
+            job = self._jobs.get(directive.job_id)
+            if job is not None:
+                self.history.moves(directive, job, now)
         for job_id in reply.arriving:
             if job_id in self._jobs:
                 self._begun[job_id] = self._jobs[job_id]
@@ -263,7 +276,9 @@ class Scheduler:
                 self._begun[job.job_id] = job
             self.policy.started(job)
             trace = self._observer.dispatched(job, now)
-            self._note_start(job, now)
+            if job.first_run is None:
+                job.first_run = now
+            self.history.begins(job, now)
             self._tally.note(job)
             batch.append(job)
             step_jobs.append(
@@ -284,18 +299,22 @@ class Scheduler:
             self._on_first_stage.add(reply.step_id)
         elif reply.granted:
             self._completed.append(reply.step_id)  # the KV-cache manager holds it for in flight
+        if not batch and self._asked_for_some:
+            for job in self._just_ran:
+                if self._known(job):
+                    self.history.blocked(job)
         if not batch and not reply.directives:
             return None
+        self.history.iteration_begins(
+            reply.step_id,
+            batch,
+            now,
+            waiting=len(self._jobs) - sum(map(len, self._steps.values())),
+            occupancy=reply.occupancy,
+            directives=reply.directives,
+        )
         forgotten = self.grammars.take_forgotten() if batch else []
         return StepPlan(reply.step_id, step_jobs, reply.directives, reply.waits, forgotten)
-
-    def _note_start(self, job: Job, now: float) -> None:
-        if job.first_run is None:
-            job.first_run = now
-            self.history.note(job.job_id, JobEventKind.STARTED, now, job.level)
-        elif job.preempted:
-            self.history.note(job.job_id, JobEventKind.RESUMED, now, job.level)
-        job.preempted = False
 
     def _note_preemptions(self, batch: list[Job], now: float) -> None:
         """Jobs that came back from their last iteration and are not in the next one."""
@@ -304,9 +323,8 @@ class Scheduler:
             before = {job.job_id for job in self._just_ran}
             instead = next((job.job_id for job in batch if job.job_id not in before), None)
             for job in preempted:
-                job.preempted = True
                 self._observer.preempted(job, now)
-                self.history.note(job.job_id, JobEventKind.PREEMPTED, now, job.level, instead)
+                self.history.preempted(job, now, instead)
         self._just_ran = []
 
     def complete(self, result: StepResult, now: float) -> dict[str, list[JobTokens]]:
@@ -316,6 +334,11 @@ class Scheduler:
             return {}
         self.passed(result.step_id)
         self._completed.append(result.step_id)
+        began = self.history.iteration_ends(result.step_id, now)
+        self._observer.iterated(result.step_id, batch, began, now)
+        for job in batch:
+            if self._known(job):
+                self.history.returns(job, now)
         out: defaultdict[str, list[JobTokens]] = defaultdict(list)
         if result.error is not None:
             for job in batch:
@@ -340,6 +363,7 @@ class Scheduler:
                 continue
             job.kv_tokens = job.tokens
             job.append(token, scored)
+            self.history.drew(job, now)
             job.failures = 0
             self._observer.completed(job, now)
             reason = job.finish_reason()
@@ -364,8 +388,7 @@ class Scheduler:
         self.policy.ran(job, seconds, now)
         self._tally.note(job)
         if job.level != before:
-            kind = JobEventKind.DEMOTED if job.level > before else JobEventKind.PROMOTED
-            self.history.note(job.job_id, kind, now, job.level)
+            self.history.level_changed(job, before, now)
 
     def _failed(self, job: Job, error: str, now: float, out: defaultdict[str, list[JobTokens]]) -> None:
         job.step = None
@@ -375,6 +398,7 @@ class Scheduler:
         self.grammars.failed(job)
         job.kv_tokens = 0  # recompute: what the failed step wrote cannot be trusted
         job.failures += 1
+        self.history.failed(job, now)
         if job.failures < MAX_FAILURES:
             self.policy.ran(job, 0.0, now)
             self._tally.note(job)
@@ -392,8 +416,7 @@ class Scheduler:
         self._released.append(job.job_id)
         if completed and self._reuses_prefixes and job.hash_blocks(self._block_size):
             self._ended.append(Ended(job.job_id, job.block_hashes))
-        self.history.ended(job.job_id, now, job.level)
-        self._observer.finished(job, reason, now)
+        self._observer.finished(job, reason, now, self.history.ended(job, reason, now))
 
     def lose_kv(self, now: float) -> None:
         """A new epoch begins: nothing is in flight, no job holds KV, each is recomputed from its tokens."""
@@ -401,6 +424,7 @@ class Scheduler:
         self._free_blocks = 0
         self._begun.clear()
         self.grammars.lost()
+        self.history.lost(self._jobs.values(), now)
         self._steps.clear()
         self._on_first_stage.clear()
         self._next_step = 1
@@ -445,6 +469,27 @@ class Scheduler:
             return known
         enst = 0.0 if job.in_flight else max(0.0, self.policy.enst(job, now))
         return msgspec.structs.replace(known, level=job.level, enst=enst)
+
+    def moved(self, transfer_ids: Iterable[TransferId], now: float) -> None:
+        """These copies are complete, on every stage and rank."""
+        self.history.moved(transfer_ids, now)
+
+    def timelines(self, job_ids: Iterable[JobId] | None, now: float) -> tuple[list[Timeline], int]:
+        """Of unfinished jobs of requests, by default all, the newest first; and how many more there are than
+        are told of in one message.
+        """
+        if job_ids is None:
+            wanted = [job for job in self._jobs.values() if job.request_id]
+        else:
+            wanted = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+        told: list[Timeline] = []
+        segments = 0
+        for job in reversed(wanted):
+            told.append(self.history.timeline(job, now))
+            segments += len(told[-1].segments)
+            if segments > MOST_SEGMENTS:
+                break
+        return told, len(wanted) - len(told)
 
     def outstanding(self) -> dict[str, Outstanding]:
         """What is still to be done, by receiver."""

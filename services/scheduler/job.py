@@ -18,7 +18,7 @@ class Job:
     cached: of its KV, entries that were there when its last prefill began, so that it did not compute them
     block_hashes: of the full blocks of its tokens, if its KV may be reused
     announced: the KV-cache manager has been sent them in this epoch
-    preempted: others ran in its place after its last iteration
+    request_id: the client's name for its request; choice: which answer of it this is
     arrived, waiting_since: seconds on the scheduler's clock
     level, quantum, used: its queue (0 is Q1), what it may use there and has used, seconds; the policy's
     rank: the policy's sort key, where it has one
@@ -26,10 +26,10 @@ class Job:
 
     __slots__ = (
         "_logprobs", "_prompt_seen", "_resubmitted", "announced", "arrived", "barred", "block_hashes",
-        "cache_salt", "cached", "computing", "failures", "first_run", "grammar", "job_id", "kv_tokens",
-        "level", "max_tokens", "min_tokens", "output", "predicted_output", "preempted", "priority", "prompt",
-        "quantum", "rank", "reply_to", "sampling", "step", "stop_token_ids", "tenant", "tokens", "trace",
-        "used", "waiting_since",
+        "cache_salt", "cached", "choice", "computing", "failures", "first_run", "grammar", "job_id",
+        "kv_tokens", "level", "max_tokens", "min_tokens", "output", "predicted_output", "priority", "prompt",
+        "quantum", "rank", "reply_to", "request_id", "sampling", "step", "stop_token_ids", "tenant",
+        "tokens", "trace", "used", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, trace: str | None, now: float) -> None:
@@ -51,6 +51,8 @@ class Job:
         self.priority = submit.priority
         self.tenant = submit.tenant
         self.predicted_output = submit.predicted_output
+        self.request_id = submit.request_id
+        self.choice = submit.choice
         self.trace = trace
         self.arrived = now - submit.waited
         self.waiting_since = self.arrived
@@ -63,7 +65,6 @@ class Job:
         self.step: StepId | None = None
         self.computing = 0
         self.failures = 0
-        self.preempted = False
         self.level = 0
         self.quantum = 0.0
         self.used = 0.0

@@ -1,28 +1,30 @@
-"""Spans and metrics of jobs, as the scheduler moves them from state to state."""
+"""What the scheduler's core does, as metrics, as spans and as timelines on their way to the gateways."""
 
-import time
-
-from opentelemetry.trace import Span, StatusCode
+from collections import defaultdict
+from typing import NamedTuple
 
 from services.scheduler.job import Job
 from services.scheduler.recent import RecentJobs
-from shared.ids import JobId
-from shared.messages import FinishReason
+from services.scheduler.spans import JobSpans, wall_clock
+from shared.ids import StepId
+from shared.messages import FinishReason, Timeline
 from shared.metrics import Registry
-from shared.tracing import Tracing, traceparent_of
+from shared.tracing import Tracing
 
 
-class JobSpans:
-    """queued (arrival to first iteration), prefill (each time the whole prompt is computed), decode (first
-    token to the end, with its preemptions counted).
-    """
+class _EndedJob(NamedTuple):
+    job: Job
+    timeline: Timeline
+    reason: FinishReason
+
+
+class JobObserver:
+    """Jobs that end are put aside until `report_ended`: there is time for them while the stages compute."""
 
     def __init__(self, tracing: Tracing, registry: Registry) -> None:
-        self._tracing = tracing
-        self._prefill: dict[JobId, Span] = {}
-        self._decode: dict[JobId, Span] = {}
-        self._preemptions: dict[JobId, int] = {}
         self.recent = RecentJobs()
+        self._spans = JobSpans(tracing)
+        self._ended: list[_EndedJob] = []
         self._queue_time = registry.histogram(
             "skipjoin_queue_time_seconds", "From arrival to the first iteration."
         )
@@ -34,43 +36,29 @@ class JobSpans:
     def dispatched(self, job: Job, now: float) -> str | None:
         if job.first_run is None:
             self._queue_time.observe(now - job.arrived)
-            if job.trace is not None:
-                self._tracing.past("queued", job.trace, now - job.arrived, time.time_ns(), level=job.level)
-        if job.trace is None or job.kv_tokens > job.cached or not self._tracing.enabled:
-            return None
-        recomputed = bool(job.output)
-        span = self._tracing.start(
-            "prefill", job.trace, tokens=job.new_tokens, cached=job.cached, recomputed=recomputed
-        )
-        unfinished = self._prefill.pop(job.job_id, None)
-        if unfinished is not None:
-            unfinished.end()  # dropped between two parts of its prompt
-        self._prefill[job.job_id] = span
-        return traceparent_of(span)
+        return self._spans.prefill(job) if job.kv_tokens <= job.cached else None
 
     def completed(self, job: Job, now: float) -> None:
         self.recent.token(job, now)
-        prefill = self._prefill.pop(job.job_id, None)
-        if prefill is not None:
-            prefill.end()
-            if job.job_id not in self._decode:
-                self._decode[job.job_id] = self._tracing.start("decode", job.trace)
 
     def preempted(self, job: Job, now: float) -> None:
         self._preempted.inc()
-        if job.job_id in self._decode:
-            self._preemptions[job.job_id] = self._preemptions.get(job.job_id, 0) + 1
 
-    def finished(self, job: Job, reason: FinishReason, now: float) -> None:
+    def iterated(self, step_id: StepId, batch: list[Job], began: float, now: float) -> None:
+        self._spans.iteration(step_id, batch, began, now)
+
+    def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
         self.recent.end(job)
         self._finished.labels(reason.value).inc()
-        preemptions = self._preemptions.pop(job.job_id, 0)
-        for span in (self._prefill.pop(job.job_id, None), self._decode.pop(job.job_id, None)):
-            if span is None:
-                continue
-            span.set_attribute("tokens", len(job.output))
-            span.set_attribute("preemptions", preemptions)
-            span.set_attribute("finish_reason", reason.value)
-            if reason in (FinishReason.ABORT, FinishReason.ERROR):
-                span.set_status(StatusCode.ERROR, reason.value)
-            span.end()
+        self._ended.append(_EndedJob(job, timeline, reason))
+
+    def report_ended(self, now: float) -> dict[str, list[Timeline]]:
+        """Make the spans of the jobs that have ended; their timelines by receiver."""
+        ended, self._ended = self._ended, []
+        wall = wall_clock(now)
+        timelines: defaultdict[str, list[Timeline]] = defaultdict(list)
+        for each in ended:
+            self._spans.job(each.job, each.timeline, each.reason, wall)
+            if each.job.request_id:  # else it is the profiler's
+                timelines[each.job.reply_to].append(each.timeline)
+        return timelines

@@ -9,8 +9,10 @@ Everyone drops messages of older epochs; every unfinished job is recomputed from
 
 import asyncio
 
+import msgspec
+
 from services.scheduler.core import Scheduler
-from services.scheduler.observer import JobSpans
+from services.scheduler.observer import JobObserver
 from services.scheduler.peers import Peers, Receivers
 from services.scheduler.tally import Place
 from services.scheduler.utilisation import Utilisation
@@ -25,9 +27,11 @@ from shared.messages import (
     LEAVING,
     Abort,
     Accepted,
+    AskTimelines,
     Explain,
     Explanation,
     Hello,
+    JobsEnded,
     JobTokens,
     KVChanged,
     KVLost,
@@ -42,6 +46,8 @@ from shared.messages import (
     StepPlan,
     StepResult,
     Submit,
+    Timeline,
+    Timelines,
     TokenBatch,
 )
 from shared.metrics import RunningTotal
@@ -109,7 +115,7 @@ class SchedulerService(Service):
     # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
-        self._spans = JobSpans(self.tracing, self.registry)
+        self._observer = JobObserver(self.tracing, self.registry)
         subjects = self.bus.subjects
         inbox = await self.bus.subscribe(subjects.scheduler_all, depth=65536)
         hellos = await self.bus.subscribe(subjects.hello_all, depth=4096)
@@ -134,6 +140,7 @@ class SchedulerService(Service):
                 await self._wake.wait()
                 self._wake.clear()
                 await self._drive()
+                await self._report_ended()
 
         self._begin_epoch("start")
         self.supervisor.start("inbox", read_inbox())
@@ -185,7 +192,7 @@ class SchedulerService(Service):
             return
         limits = self._peers.limits()
         if self._core is None and limits is not None:
-            self._core = Scheduler(self.config, self._spans, limits)
+            self._core = Scheduler(self.config, self._observer, limits)
         self._wake.set()
 
     def _begin_epoch(self, cause: str) -> None:
@@ -242,8 +249,12 @@ class SchedulerService(Service):
             case StepPassed(step_id):
                 if self._core is not None:
                     self._core.passed(step_id)
-            case KVChanged():
-                pass  # waking up is all it asks for
+            case KVChanged(moved=moved):
+                if self._core is not None:
+                    self._core.moved(moved, self.clock.now())
+            case AskTimelines() as asked:
+                await self.bus.reply(delivery, self._tell(asked))
+                return
             case CostModel() as cost:
                 if self._core is not None:
                     self._core.set_cost_model(cost)
@@ -256,7 +267,7 @@ class SchedulerService(Service):
         now = self.clock.now()
         if self._view is None or now - self._view.at >= LOOK_EVERY_S:
             busy = self._utilisation.busy
-            self._view = view_of(core, self._spans.recent, busy, self._iterated, now)
+            self._view = view_of(core, self._observer.recent, busy, self._iterated, now)
         return self._view
 
     async def _submit(self, submit: Submit, delivery: Delivery) -> None:
@@ -286,6 +297,26 @@ class SchedulerService(Service):
     async def _send_tokens(self, by_receiver: dict[str, list[JobTokens]]) -> None:
         for receiver, items in by_receiver.items():
             await self.bus.publish(self.bus.subjects.tokens(receiver), TokenBatch(items, self.pipeline))
+
+    # ------------------------------------------------------------ timelines
+
+    async def _report_ended(self) -> None:
+        """What became of jobs, to the gateways that they came from."""
+        for receiver, timelines in self._observer.report_ended(self.clock.now()).items():
+            ended = JobsEnded([self._of_this_pipeline(timeline) for timeline in timelines])
+            await self.bus.publish(self.bus.subjects.jobs_ended(receiver), ended)
+
+    def _tell(self, asked: AskTimelines) -> Timelines:
+        if self._core is None:
+            return Timelines([], pipeline=self.pipeline)
+        now = self.clock.now()
+        timelines, left_out = self._core.timelines(asked.job_ids, now)
+        samples = self._core.history.samples(now, asked.seconds) if asked.seconds > 0 else []
+        told = [self._of_this_pipeline(timeline) for timeline in timelines]
+        return Timelines(told, samples, left_out, self.pipeline)
+
+    def _of_this_pipeline(self, timeline: Timeline) -> Timeline:
+        return msgspec.structs.replace(timeline, pipeline=self.pipeline)
 
     # ------------------------------------------------------------ planning
 

@@ -37,6 +37,7 @@ from shared.messages.kv import (
     KVChanged,
     KVLost,
     Move,
+    Occupancy,
     PlanReply,
     PlanRequest,
     PrefixesKept,
@@ -86,13 +87,27 @@ from shared.messages.steps import (
     TransferDone,
     Transferred,
 )
+from shared.messages.timelines import (
+    RUNNING,
+    AskTimelines,
+    IterationSample,
+    JobsEnded,
+    JobState,
+    LevelChange,
+    RequestEnded,
+    Segment,
+    Timeline,
+    Timelines,
+)
 
 __all__ = [
     "DRAINED",
     "HASH_BYTES",
     "LEAVING",
+    "RUNNING",
     "Abort",
     "Accepted",
+    "AskTimelines",
     "Body",
     "Candidate",
     "Chunk",
@@ -111,14 +126,18 @@ __all__ = [
     "Grant",
     "Hello",
     "Holder",
+    "IterationSample",
     "JobEvent",
     "JobEventKind",
+    "JobState",
     "JobTokens",
     "JobView",
+    "JobsEnded",
     "KVChanged",
     "KVLost",
     "KVView",
     "Latency",
+    "LevelChange",
     "Limits",
     "Look",
     "Meet",
@@ -127,6 +146,7 @@ __all__ = [
     "MetricFamily",
     "Metrics",
     "Move",
+    "Occupancy",
     "Outstanding",
     "Part",
     "PlanReply",
@@ -136,9 +156,11 @@ __all__ = [
     "QueueView",
     "Receipt",
     "Refused",
+    "RequestEnded",
     "Sample",
     "Sampling",
     "SchedulerView",
+    "Segment",
     "StaleEpoch",
     "StepInput",
     "StepJob",
@@ -149,6 +171,8 @@ __all__ = [
     "Submit",
     "TensorData",
     "TierView",
+    "Timeline",
+    "Timelines",
     "TokenBatch",
     "TokenHistory",
     "TokenLogprobs",
@@ -163,6 +187,7 @@ Body = (
     | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
     | Look | SchedulerView | KVView
+    | JobsEnded | RequestEnded | AskTimelines | Timelines
 )  # fmt: skip
 """Any message body."""
 

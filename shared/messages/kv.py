@@ -116,6 +116,15 @@ class Grant(Part, frozen=True):
     cached: int = 0
 
 
+class Occupancy(Part, frozen=True):
+    """Blocks of both tiers: those not free, and all."""
+
+    device_used: int = 0
+    device_total: int = 0
+    host_used: int = 0
+    host_total: int = 0
+
+
 class PlanReply(Message, frozen=True):
     """Which candidates run, and what moves.
 
@@ -123,6 +132,7 @@ class PlanReply(Message, frozen=True):
     dropped: jobs whose KV was given up; they must be recomputed from their tokens
     free_blocks: device blocks left, without what is kept for arrivals
     arriving: candidates that are being brought in; they stay candidates until they have run
+    occupancy: with this plan carried out
     """
 
     step_id: StepId
@@ -132,6 +142,7 @@ class PlanReply(Message, frozen=True):
     dropped: list[JobId] = []
     free_blocks: int = 0
     arriving: list[JobId] = []
+    occupancy: Occupancy = Occupancy()
 
     @property
     def calls_for_another(self) -> bool:
@@ -142,9 +153,10 @@ class PlanReply(Message, frozen=True):
 
 
 class KVChanged(Message, frozen=True):
-    """A transfer finished: blocked candidates may fit now."""
+    """Transfers finished: blocked candidates may fit now. moved: which they are"""
 
     free_blocks: int
+    moved: list[TransferId] = []
 
 
 class StaleEpoch(Message, frozen=True):

@@ -88,6 +88,7 @@ class Submit(Message, frozen=True):
     cache_salt: KV of ended jobs is reused by those with the same salt only; "" is a salt like any other, None
         takes no part in it
     grammar: what its text must match; None: anything
+    request_id: the client's name for its request; choice: which answer of it this is, from 0
     """
 
     job_id: JobId
@@ -105,6 +106,8 @@ class Submit(Message, frozen=True):
     barred_token_ids: list[int] = []
     cache_salt: str | None = None
     grammar: Grammar | None = None
+    request_id: str = ""
+    choice: int = 0
 
 
 class Accepted(Message, frozen=True):

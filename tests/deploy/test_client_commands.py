@@ -1,20 +1,24 @@
 """`skipjoin chat`, `complete`, `requests`, `models` and `scale` against a gateway on a real socket."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from deploy.cli import main
 from services.gateway.pipelines import PipelineState
+from services.gateway.timelines import KeptTimelines
 from services.gateway.tokenizer import Tokenizer
 from shared.errors import GenerationFailed, NotReady
-from shared.messages import FinishReason
+from shared.messages import FinishReason, RequestEnded
 from tests.deploy.commands import Terminal, run
 from tests.gateway.fakes import FakeEngine
 from tests.gateway.server import served
 from tests.gateway.test_keys import key, ring
 from tests.gateway.test_requests_api import preempted
+from tests.gateway.test_timeline import timeline_of
 
 
 @pytest.fixture
@@ -191,3 +195,23 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         main([command, "--help"])
     assert ended.value.code == 0
     assert f"skipjoin {command}" in capsys.readouterr().out.partition("example")[2]
+
+
+async def test_trace_prints_a_timeline_and_writes_it_for_perfetto(
+    engine: FakeEngine, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    kept = KeptTimelines(10)
+    kept.elsewhere_ended(RequestEnded("mine", "cmpl-1", None, 0.003, [timeline_of(1)]))
+    file = tmp_path / "trace.json"
+    async with served(engine, tokenizer, timelines=kept) as url:
+        status, printed, _ = await run("trace", "mine", "--url", url)
+        assert status == 0 and "mine: length after 0.003 s" in printed
+        rows = [line for line in printed.splitlines() if "█" in line]
+        assert [row.split()[5] for row in rows] == ["gateway", "queued", "prefill"]
+        assert "Q2" in rows[1] and "ran meanwhile: other" in rows[1] and "1 iterations" in rows[2]
+        assert (await run("trace", "mine", "--url", url, "--perfetto", str(file)))[0] == 0
+        assert {event["ph"] for event in json.loads(file.read_text())["traceEvents"]} == {"M", "X", "i"}
+        status, _, err = await run("trace", "nothing", "--url", url)
+        assert status == 1 and "nothing" in err
+        status, _, err = await run("trace", "mine", "--url", url, "--perfetto", str(tmp_path / "no" / "x"))
+        assert status == 1 and "--perfetto" in err and "Traceback" not in err

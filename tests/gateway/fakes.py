@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from services.gateway.keys import Keyring
 from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from services.gateway.pipelines_api import Scaler
+from services.gateway.timelines import KeptTimelines
 from services.gateway.tokenizer import Tokenizer
 from shared.bus import Delivery
 from shared.config import Config, GatewayConfig, ModelConfig
@@ -31,6 +32,8 @@ from shared.messages import (
     JobTokens,
     Limits,
     Submit,
+    Timeline,
+    Timelines,
     TokenLogprobs,
 )
 from shared.metrics import Registry
@@ -139,6 +142,7 @@ class FakeEngine:
         self.traces: list[str | None] = []
         self.aborted: list[int] = []
         self.explanations: dict[int, Explanation] = {}
+        self.parts: list[Timelines] = []
         self.waiting = asyncio.Event()
         self.abort_seen = asyncio.Event()
 
@@ -188,6 +192,12 @@ class FakeEngine:
         self.looks += 1
         return self.views()
 
+    async def timelines(self, job_ids: Sequence[JobId]) -> list[Timeline]:
+        return [each for part in self.parts for each in part.timelines if each.job_id in job_ids]
+
+    async def window(self, seconds: float) -> list[Timelines]:
+        return self.parts
+
     async def metrics(self) -> str:
         return "skipjoin_up 1\n"
 
@@ -201,6 +211,7 @@ def make_app(
     max_body_bytes: int = 20_000,
     keyring: Keyring | None = None,
     scaler: Scaler | None = None,
+    timelines: KeptTimelines | None = None,
     **gateway: Any,
 ) -> FastAPI:
     """gateway: keys of that section of the configuration"""
@@ -209,7 +220,7 @@ def make_app(
         gateway=GatewayConfig(max_body_bytes=max_body_bytes, **gateway),
     )
     return create_app(
-        engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring, scaler
+        engine, tokenizer, config, registry or Registry(), tracer or NoOpTracer(), keyring, scaler, timelines
     )
 
 

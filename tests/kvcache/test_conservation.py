@@ -1,5 +1,5 @@
-"""Random histories of both cores together: nothing is lost, nobody waits for ever, each stream is exact, and
-each token is computed from the KV of just the tokens before it.
+"""Random histories of both cores together: nothing is lost, nobody waits for ever, each stream is exact,
+each token is computed from the KV of just the tokens before it, and every timeline adds up.
 """
 
 from hypothesis import given, settings
@@ -9,6 +9,7 @@ from services.scheduler.policy import POLICIES
 from shared.ids import JobId
 from shared.messages import FinishReason
 from tests.cores import Cores, create_config, create_submit
+from tests.scheduler.timelines import check_iterations, check_timeline
 
 ACTIONS = st.sampled_from(["submit", "submit", "plan", "plan", "step", "step", "transfer", "abort", "fail"])
 
@@ -70,6 +71,7 @@ def test_random_histories(
                     tenant=data.draw(st.sampled_from("ab")),
                     predicted_output=output,
                     cache_salt=data.draw(st.sampled_from(["", "", "", "salt", None])),
+                    request_id=f"r{len(submitted)}",
                 )
                 submitted[submit.job_id] = (len(prompt), output)
                 cores.submit(submit)
@@ -83,6 +85,7 @@ def test_random_histories(
                 cores.finish_step(index, error="boom" if failed else None)
             case "transfer" if cores.moving:
                 moving = data.draw(st.sampled_from(cores.moving))
+                cores.clock.advance(0.25)
                 cores.finish_transfer(moving.transfer_id)
             case "abort" if submitted:
                 job_id = data.draw(st.sampled_from(sorted(submitted)))
@@ -94,6 +97,9 @@ def test_random_histories(
         assert all(len(step.jobs) <= batch for step in cores.in_flight)
     cores.run()
     assert set(cores.recorder.ends) == set(submitted)
+    for job_id, timeline in cores.recorder.timelines.items():
+        check_timeline(timeline)
+        check_iterations(timeline, cores.recorder.iterations.get(job_id, []))
     for job_id, (prompt, output) in submitted.items():
         expected = [1000 + prompt + index for index in range(output)]
         received = cores.received.get(job_id, [])

@@ -1,6 +1,7 @@
 """A job can be told why it waited, and what is remembered stays bounded."""
 
 from services.scheduler.history import EVENTS_PER_JOB, FINISHED_KEPT, History
+from services.scheduler.job import Job
 from shared.ids import JobId
 from shared.messages import FinishReason
 from shared.messages import JobEventKind as Kind
@@ -43,13 +44,21 @@ def test_promotion_and_lost_kv_are_in_it() -> None:
     assert Kind.PROMOTED in kinds and Kind.DROPPED in kinds
 
 
+def arrived(history: History, number: int, waited: float = 0.0) -> Job:
+    """One that comes after so many seconds, on a clock that began at its arrival."""
+    job = Job(create_submit(number, waited=waited), None, waited)
+    job.level = 2
+    history.arrived(job, waited)
+    return job
+
+
 def test_memory_is_bounded_by_events_and_by_jobs() -> None:
-    history = History()
+    history = History(samples=10, depth=1)
     for number in range(FINISHED_KEPT + 5):
-        history.arrived(JobId(number), 0.0, 0.0, 0)
+        job = arrived(history, number)
         for _ in range(EVENTS_PER_JOB + 10 if number == FINISHED_KEPT else 1):
-            history.note(JobId(number), Kind.PREEMPTED, 1.0, 0)
-        history.ended(JobId(number), 2.0, 0)
+            history.preempted(job, 1.0, None)
+        history.ended(job, FinishReason.LENGTH, 2.0)
     assert not history.explain(JobId(4)).found and history.explain(JobId(5)).found
     long = history.explain(JobId(FINISHED_KEPT))
     assert len(long.events) == EVENTS_PER_JOB and long.forgotten == 12
@@ -57,18 +66,20 @@ def test_memory_is_bounded_by_events_and_by_jobs() -> None:
 
 
 def test_counts_and_times_by_state_are_kept_for_all_events() -> None:
-    history, job = History(), JobId(1)
-    history.arrived(job, 0.0, 1.0, 2)
-    history.note(job, Kind.STARTED, 3.0, 2)
+    history = History(samples=10, depth=1)
+    job = arrived(history, 1, waited=1.0)
+    history.begins(job, 3.0)
     for number in range(100):
-        history.note(job, Kind.PREEMPTED, 4.0 + 2 * number, 2)
-        history.note(job, Kind.RESUMED, 5.0 + 2 * number, 2)
-    known = history.explain(job, 210.0)
+        history.returns(job, 4.0 + 2 * number)
+        history.preempted(job, 4.0 + 2 * number, None)
+        history.begins(job, 5.0 + 2 * number)
+    known = history.explain(job.job_id, 210.0)
     assert (known.state, known.level) == ("running", 2)
     assert known.counts == {"joined": 1, "started": 1, "preempted": 100, "resumed": 100}
     assert known.seconds == {"waiting": 3.0, "preempted": 100.0, "running": 107.0}
-    history.ended(job, 211.0, 2)
-    ended = history.explain(job, 500.0)
+    timeline = history.ended(job, FinishReason.ABORT, 211.0)
+    assert timeline.finish == "abort" and timeline.total == 211.0
+    ended = history.explain(job.job_id, 500.0)
     assert ended.state == "ended" and ended.seconds["running"] == 108.0
     assert sum(ended.seconds.values()) == 211.0
 

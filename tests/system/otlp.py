@@ -1,12 +1,23 @@
-"""A real OTLP/HTTP receiver that keeps the spans it gets."""
+"""Real OTLP receivers, over HTTP and gRPC, that keep the spans they get."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from typing import Any, Self
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,20 @@ class ReceivedSpan:
     start_ns: int
     end_ns: int
     is_error: bool
+    attributes: dict[str, Any]
+    links: tuple[str, ...]
+    """Ids of the spans that it is linked to."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(each) for each in value.array_value.values]
+    return getattr(value, kind) if kind else None
 
 
 class Collector:
@@ -69,9 +94,30 @@ class Collector:
                                 span.start_time_unix_nano,
                                 span.end_time_unix_nano,
                                 span.status.code == 2,
+                                {each.key: _value(each.value) for each in span.attributes},
+                                tuple(link.span_id.hex() for link in span.links),
                             )
                         )
             self._arrived.notify_all()
+
+    @contextmanager
+    def over_grpc(self) -> Iterator[str]:
+        """The endpoint of a gRPC receiver that keeps its spans here, too."""
+        collector = self
+
+        class Servicer(TraceServiceServicer):
+            def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:
+                collector._receive(request)
+                return ExportTraceServiceResponse()
+
+        server = grpc.server(ThreadPoolExecutor(2))
+        add_TraceServiceServicer_to_server(Servicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
 
     def wait_for(
         self, condition: Callable[[list[ReceivedSpan]], bool], seconds: float = 15
