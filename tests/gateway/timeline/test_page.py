@@ -302,6 +302,15 @@ async def test_live_asks_again_and_keeps_what_is_chosen(page: TimelinePage) -> N
     page.recorded.document = late | {"end_s": late["end_s"] + 2, "requests": late["requests"][:39]}
     await expect(page.page.locator("#shown")).to_contain_text("39 requests")  # without being asked to
     await expect(page.page.locator("[role=option][aria-selected=true]")).to_have_text("req-0005")
+    page.recorded.document = late | {"requests": late["requests"][6:]}  # the chosen one has left the window
+    await expect(page.page.locator("#shown")).to_contain_text("34 requests")
+    await expect(page.page.get_by_role("complementary", name="Chosen request")).to_be_hidden()
+    assert not any(path.startswith("/v1/requests/") for path in page.recorded.asked)
+    own = request_of(late, "req-0002")
+    page.recorded.alone["req-0002"] = {"request_id": "req-0002", "choices": [own]}
+    await page.page.get_by_label("Request", exact=True).fill("req-0002")  # that can still be asked for
+    await page.page.keyboard.press("Enter")
+    await expect(page.page.locator("#shown")).to_have_text("one request")
     await page.page.get_by_label("Live").uncheck()
 
 
@@ -385,6 +394,8 @@ async def test_pipelines_are_told_apart(page: TimelinePage) -> None:
     await expect(page.page.locator("#shown")).to_contain_text("20 requests")
     await field.select_option("0")
     await expect(page.page.locator("[role=option]").first).to_have_text("req-0001")
+    await page.page.get_by_role("button", name="Reload").click()
+    await expect(field).to_have_value("0")
     await expect(page.page.locator(".strips span").first).to_contain_text("of 48")
 
 
