@@ -368,6 +368,23 @@ async def test_what_the_answer_leaves_out_and_merges_is_said(page: TimelinePage)
     await expect(page.page.locator(".segments")).to_contain_text("16 such segments in one")
 
 
+async def test_of_many_segments_those_around_the_chosen_one_are_listed_first(page: TimelinePage) -> None:
+    request = page.recorded.document["requests"][0]
+    states = ("decode", "preempted")
+    parts = [
+        request["segments"][1] | {"state": states[i % 2], "start_s": i * 0.05, "end_s": (i + 1) * 0.05}
+        for i in range(300)
+    ]
+    request |= {"segments": parts, "total_s": 15.0}
+    await page.open()
+    await page.click("req-0000", 14.525)
+    rows = page.page.locator(".segments tbody tr")
+    await expect(rows).to_have_count(200)
+    await expect(page.page.locator("tr.chosen td").first).to_have_text("14.500")
+    await page.page.get_by_role("button", name="Show all 300 segments").click()
+    await expect(rows).to_have_count(300)
+
+
 async def test_the_plot_begins_with_the_first_request(page: TimelinePage) -> None:
     """A window of a minute whose first request came after 50 s is no empty plot."""
     page.recorded.document["start_s"] -= 50
