@@ -302,6 +302,15 @@ async def test_live_asks_again_and_keeps_what_is_chosen(page: TimelinePage) -> N
     page.recorded.document = late | {"end_s": late["end_s"] + 2, "requests": late["requests"][:39]}
     await expect(page.page.locator("#shown")).to_contain_text("39 requests")  # without being asked to
     await expect(page.page.locator("[role=option][aria-selected=true]")).to_have_text("req-0005")
+    page.recorded.document = late | {"requests": late["requests"][6:]}  # the chosen one has left the window
+    await expect(page.page.locator("#shown")).to_contain_text("34 requests")
+    await expect(page.page.get_by_role("complementary", name="Chosen request")).to_be_hidden()
+    assert not any(path.startswith("/v1/requests/") for path in page.recorded.asked)
+    own = request_of(late, "req-0002")
+    page.recorded.alone["req-0002"] = {"request_id": "req-0002", "choices": [own]}
+    await page.page.get_by_label("Request", exact=True).fill("req-0002")  # that can still be asked for
+    await page.page.keyboard.press("Enter")
+    await expect(page.page.locator("#shown")).to_have_text("one request")
     await page.page.get_by_label("Live").uncheck()
 
 
@@ -359,6 +368,23 @@ async def test_what_the_answer_leaves_out_and_merges_is_said(page: TimelinePage)
     await expect(page.page.locator(".segments")).to_contain_text("16 such segments in one")
 
 
+async def test_of_many_segments_those_around_the_chosen_one_are_listed_first(page: TimelinePage) -> None:
+    request = page.recorded.document["requests"][0]
+    states = ("decode", "preempted")
+    parts = [
+        request["segments"][1] | {"state": states[i % 2], "start_s": i * 0.05, "end_s": (i + 1) * 0.05}
+        for i in range(300)
+    ]
+    request |= {"segments": parts, "total_s": 15.0}
+    await page.open()
+    await page.click("req-0000", 14.525)
+    rows = page.page.locator(".segments tbody tr")
+    await expect(rows).to_have_count(200)
+    await expect(page.page.locator("tr.chosen td").first).to_have_text("14.500")
+    await page.page.get_by_role("button", name="Show all 300 segments").click()
+    await expect(rows).to_have_count(300)
+
+
 async def test_the_plot_begins_with_the_first_request(page: TimelinePage) -> None:
     """A window of a minute whose first request came after 50 s is no empty plot."""
     page.recorded.document["start_s"] -= 50
@@ -385,6 +411,8 @@ async def test_pipelines_are_told_apart(page: TimelinePage) -> None:
     await expect(page.page.locator("#shown")).to_contain_text("20 requests")
     await field.select_option("0")
     await expect(page.page.locator("[role=option]").first).to_have_text("req-0001")
+    await page.page.get_by_role("button", name="Reload").click()
+    await expect(field).to_have_value("0")
     await expect(page.page.locator(".strips span").first).to_contain_text("of 48")
 
 

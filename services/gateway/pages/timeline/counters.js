@@ -15,7 +15,12 @@ const STRIPS = [
   { id: "device", lines: [["device", (s) => s.device_used]], limit: (s) => s.device_total, holds: true },
   { id: "host", lines: [["host", (s) => s.host_used]], limit: (s) => s.host_total, holds: true },
   { id: "batch", lines: [["batch", (s) => s.batch]], limit: null, holds: false },
-  { id: "swaps", lines: [["out", (s) => s.swap_out_blocks], ["in", (s) => s.swap_in_blocks]], limit: null, holds: false },
+  {
+    id: "swaps",
+    lines: [["out", (s) => s.swap_out_blocks], ["in", (s) => s.swap_in_blocks]],
+    limit: null,
+    holds: false,
+  },
 ];
 const RANGES = {
   device: (most, total) => `max ${most} of ${total}`,

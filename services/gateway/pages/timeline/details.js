@@ -51,7 +51,8 @@ export class Details {
 
   #stateRow({ state, seconds, times }, lane) {
     const share = seconds / Math.max(lane.end - lane.start, 1e-9);
-    return [text(stateOf(state).label), text(duration(seconds)), text(`${(share * 100).toFixed(0)} %`), text(`${times}×`)];
+    const cells = [stateOf(state).label, duration(seconds), `${(share * 100).toFixed(0)} %`, `${times}×`];
+    return cells.map(text);
   }
 
   #aheadItem({ id, seconds, times }) {
@@ -76,10 +77,13 @@ export class Details {
 
   #why(segment) {
     const cell = document.createDocumentFragment();
-    if (segment.iterations != null) cell.append(`${segment.iterations} ${segment.iterations === 1 ? "iteration" : "iterations"}`);
-    if (segment.merged > 1) cell.append(`${segment.iterations == null ? "" : ", "}${segment.merged} such segments in one`);
-    if (segment.reason) cell.append(segment.merged > 1 ? `, ${segment.reason}` : segment.reason);
-    segment.displacedBy.forEach((id, i) => cell.append(i ? ", " : segment.reason ? ": " : "", this.#link(id)));
+    const { iterations, merged, reason, displacedBy } = segment;
+    const said = [];
+    if (iterations != null) said.push(`${iterations} ${iterations === 1 ? "iteration" : "iterations"}`);
+    if (merged > 1) said.push(`${merged} such segments in one`);
+    if (reason) said.push(reason);
+    cell.append(said.join(", "));
+    displacedBy.forEach((id, i) => cell.append(i ? ", " : said.length ? ": " : "", this.#link(id)));
     return cell;
   }
 
@@ -117,7 +121,8 @@ function facts(lane) {
 /** "3: Q2, Q3, Q4", the queues that it went to */
 function steps(marks) {
   if (marks.length === 0) return "0";
-  return `${marks.length}: to ${marks.slice(0, 8).map((mark) => queueName(mark.level)).join(", ")}${marks.length > 8 ? ", …" : ""}`;
+  const first = marks.slice(0, 8).map((mark) => queueName(mark.level));
+  return `${marks.length}: to ${first.join(", ")}${marks.length > first.length ? ", …" : ""}`;
 }
 
 function pairs(list) {

@@ -38,7 +38,10 @@ element("live").addEventListener("change", () => refresh());
 element("closer").addEventListener("click", () => plot.zoom(0.6, middle()));
 element("wider").addEventListener("click", () => plot.zoom(1 / 0.6, middle()));
 element("all").addEventListener("click", () => plot.fit());
-element("pipeline").addEventListener("change", () => present());
+element("pipeline").addEventListener("change", () => {
+  choose(null); // it is one of the other pipeline
+  present();
+});
 element("find").addEventListener("submit", (event) => {
   event.preventDefault();
   const id = element("request").value.trim();
@@ -65,7 +68,7 @@ addEventListener("popstate", () => {
   plot.choose(null);
   refresh();
 });
-document.addEventListener("visibilitychange", () => !document.hidden && element("live").checked && refresh());
+document.addEventListener("visibilitychange", () => !document.hidden && element("live").checked && refresh(true));
 listen(element("plot"), element("lanes"), {
   zoom: (factor, x) => plot.zoom(factor, x),
   pan: (pixels) => plot.pan(pixels),
@@ -85,15 +88,16 @@ listen(element("plot"), element("lanes"), {
 });
 refresh();
 
-/** Asks for what the address names, and again after a while if the reader wants it live. */
-async function refresh() {
+/** Asks for what the address names, and again after a while if the reader wants it live. again: it is that time */
+async function refresh(again = false) {
   clearTimeout(timer);
   loading?.abort();
   const asked = new AbortController();
   loading = asked;
   element("plot").setAttribute("aria-busy", true);
   try {
-    model = await load(shown, asked.signal);
+    const stays = again && model?.alone === null; // a window, also when the chosen request has left it
+    model = await load(stays ? { ...shown, request: null } : shown, asked.signal);
     complain("");
     element("access").hidden = true;
     present();
@@ -105,29 +109,37 @@ async function refresh() {
   } finally {
     if (loading === asked) element("plot").setAttribute("aria-busy", false);
   }
-  if (element("live").checked && !document.hidden) timer = setTimeout(refresh, LIVE_MS);
+  if (element("live").checked && !document.hidden) timer = setTimeout(() => refresh(true), LIVE_MS);
 }
 
 function present() {
-  const wanted = plot.chosen ?? (shown.request !== null && findLane(model.lanes, shown.request, shown.choice));
-  offerPipelines(wanted && !plot.chosen ? wanted.pipeline : null);
+  const named = shown.request !== null && findLane(model.lanes, shown.request, shown.choice);
+  const linked = plot.chosen === null && named ? named : null; // what the address names is to be chosen
+  offerPipelines(linked?.pipeline);
   plot.show(model, Number(element("pipeline").value));
-  if (wanted && !plot.chosen && wanted.pipeline === Number(element("pipeline").value)) {
-    choose(wanted);
-    plot.reveal(wanted);
+  if (linked) {
+    choose(linked);
+    plot.reveal(linked);
   } else {
     details.show(plot.chosen, plot.segment);
   }
   element("empty").hidden = plot.lanes.length > 0;
-  element("empty").textContent = `No request was unfinished in the last ${spelled(shown.seconds)}. Send one, or look further back.`;
-  element("shown").textContent = model.alone === null ? `${counted(new Set(plot.lanes.map((lane) => lane.id)).size, "request")} in ${duration(model.end - model.start)}` : "one request";
+  const window = spelled(shown.seconds);
+  element("empty").textContent = `No request was unfinished in the last ${window}. Send one, or look further back.`;
+  const requests = new Set(plot.lanes.map((lane) => lane.id)).size;
+  const span = duration(model.end - model.start);
+  element("shown").textContent = model.alone === null ? `${counted(requests, "request")} in ${span}` : "one request";
   note();
 }
 
 function note() {
   const notes = [];
-  if (model.alone !== null) notes.push(`${model.alone} is shown alone: it ended before this window, or its key may not see the others.`);
-  if (model.leftOut) notes.push(`${counted(model.leftOut, "older request")} of this window would be too much for one answer.`);
+  if (model.alone !== null) {
+    notes.push(`${model.alone} is shown alone: it ended before this window, or its key may not see the others.`);
+  }
+  if (model.leftOut) {
+    notes.push(`${counted(model.leftOut, "older request")} of this window would be too much for one answer.`);
+  }
   element("notice").textContent = notes.join(" ");
   element("notice").hidden = notes.length === 0;
 }
@@ -170,12 +182,13 @@ function offerWindows() {
   );
 }
 
-/** wanted: the pipeline to be shown; null: the one that is, or the first */
+/** wanted: the pipeline to be shown; without it the one that is, or the first */
 function offerPipelines(wanted) {
   const field = element("pipeline");
   const present = model.pipelines.length ? model.pipelines : [0];
-  const chosen = [wanted, field.value === "" ? null : Number(field.value)].find((each) => each !== null && present.includes(each));
-  field.replaceChildren(...present.map((each) => new Option(each, each, false, each === (chosen ?? present[0]))));
+  const before = field.value === "" ? null : Number(field.value);
+  const chosen = [wanted, before].find((each) => present.includes(each)) ?? present[0];
+  field.replaceChildren(...present.map((each) => new Option(each, each, false, each === chosen)));
   element("which").hidden = present.length < 2;
 }
 

@@ -19,7 +19,8 @@ export function stepsOf(samples, scale, value, holds) {
   const steps = [];
   samples.forEach((sample, i) => {
     const next = samples[i + 1]?.at_s ?? Infinity;
-    const until = holds || sample.iterations > 1 ? Math.min(next, scale.to) : Math.min(sample.at_s + sample.seconds, next, scale.to);
+    const stays = holds || sample.iterations > 1;
+    const until = Math.min(next, scale.to, stays ? Infinity : sample.at_s + sample.seconds);
     const x = Math.max(0, Math.floor(scale.x(sample.at_s)));
     const end = Math.min(scale.width, Math.max(x + 1, Math.round(scale.x(until))));
     const height = value(sample);

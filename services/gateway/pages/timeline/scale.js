@@ -57,7 +57,10 @@ export function ticks(scale, origin, apart = 90) {
 
 /** The next of 1, 2, 5, 10, … times a power of ten; above a minute, of what clocks have. */
 export function roundUp(seconds) {
-  if (seconds > 50) return [60, 120, 300, 600, 1200, 1800].find((each) => each >= seconds) ?? Math.ceil(seconds / 3600) * 3600;
+  if (seconds > 50) {
+    const minutes = [60, 120, 300, 600, 1200, 1800].find((each) => each >= seconds);
+    return minutes ?? Math.ceil(seconds / 3600) * 3600;
+  }
   const power = 10 ** Math.floor(Math.log10(seconds));
   return [1, 2, 5, 10].map((each) => each * power).find((each) => each >= seconds * (1 - 1e-9));
 }

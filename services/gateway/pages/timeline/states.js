@@ -8,19 +8,19 @@ export const COMPUTES = 1; // share of a bar's full height
 export const WAITS = 0.6;
 export const OUTSIDE = 0.25;
 
-/** name: as the API has it; pattern: null is solid. */
+/** name: as the API has it; pattern: null is solid; says: what it means. */
 export const STATES = [
-  { name: "gateway", label: "in the gateway", height: OUTSIDE, pattern: null, says: "read, templated, tokenised" },
-  { name: "queued", label: "queued", height: WAITS, pattern: "hollow", says: "holds no KV and waits to run" },
-  { name: "prefill", label: "prefill", height: COMPUTES, pattern: null, says: "its prompt is computed" },
-  { name: "decode", label: "decode", height: COMPUTES, pattern: null, says: "a token an iteration" },
-  { name: "preempted", label: "preempted", height: WAITS, pattern: null, says: "its KV is on the device, others run" },
-  { name: "swapping_out", label: "swapping out", height: WAITS, pattern: "falling", says: "its KV moves to the host" },
-  { name: "on_host", label: "on host", height: WAITS, pattern: "dots", says: "its KV is in host memory, others run" },
-  { name: "swapping_in", label: "swapping in", height: WAITS, pattern: "rising", says: "its KV comes back to the device" },
-  { name: "recompute", label: "recompute", height: COMPUTES, pattern: "rising", says: "its KV was dropped and is computed again" },
-  { name: "sending", label: "sending", height: OUTSIDE, pattern: null, says: "from the last token to the end of the answer" },
-];
+  ["gateway", "in the gateway", OUTSIDE, null, "read, templated, tokenised"],
+  ["queued", "queued", WAITS, "hollow", "holds no KV and waits to run"],
+  ["prefill", "prefill", COMPUTES, null, "its prompt is computed"],
+  ["decode", "decode", COMPUTES, null, "a token an iteration"],
+  ["preempted", "preempted", WAITS, null, "its KV is on the device, others run"],
+  ["swapping_out", "swapping out", WAITS, "falling", "its KV moves to the host"],
+  ["on_host", "on host", WAITS, "dots", "its KV is in host memory, others run"],
+  ["swapping_in", "swapping in", WAITS, "rising", "its KV comes back to the device"],
+  ["recompute", "recompute", COMPUTES, "rising", "its KV was dropped and is computed again"],
+  ["sending", "sending", OUTSIDE, null, "from the last token to the end of the answer"],
+].map(([name, label, height, pattern, says]) => ({ name, label, height, pattern, says }));
 
 const BY_NAME = new Map(STATES.map((state) => [state.name, state]));
 
