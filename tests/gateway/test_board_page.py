@@ -113,7 +113,7 @@ async def test_a_thousand_jobs_are_legible(engine: FakeEngine, board: Opened) ->
     for number, shown in ((1, LISTED), (4, 2)):
         await expect(queue(board, number).locator(".job")).to_have_count(shown)
     await expect(queue(board, 1)).to_contain_text("+ 189 more")
-    await expect(queue(board, 1)).to_contain_text(re.compile("2.running · 123.preempted · 164.waiting"))
+    await expect(queue(board, 1)).to_contain_text(re.compile("2.running.· 123.preempted.· 164.waiting"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -55,7 +55,7 @@ export class Queues {
     const quantum = queue.quantum_s == null ? "" : seconds(queue.quantum_s);
     row.name.replaceChildren(create("b", "", queue.queue), create("span", "quiet", quantum));
     const counts = STATES.filter((state) => queue[state]).map((state) => `${queue[state]}\u00a0${state}`);
-    row.counts.textContent = counts.join(" · ") || "empty";
+    row.counts.textContent = counts.join("\u00a0· ") || "empty";
     row.track.setAttribute("aria-label", `${queue.queue}: ${row.counts.textContent}. Arrow keys choose a job.`);
     const marks = queue.jobs.map((job) => this.mark(job, named));
     if (all > queue.jobs.length) marks.push(create("span", "more quiet", `+ ${all - queue.jobs.length} more`));
