@@ -197,7 +197,7 @@ async def test_an_admin_key_is_asked_for(chromium: Browser, engine: FakeEngine, 
         await board.page.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/board", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/board", "/timeline", "/docs"])
 async def test_the_pages_lead_to_each_other(board: Opened, path: str) -> None:
     await board.page.goto(board.url + path)
     links = await board.page.get_by_role("navigation").first.get_by_role("link").all()
