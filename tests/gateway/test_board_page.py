@@ -113,7 +113,7 @@ async def test_a_thousand_jobs_are_legible(engine: FakeEngine, board: Opened) ->
     for number, shown in ((1, LISTED), (4, 2)):
         await expect(queue(board, number).locator(".job")).to_have_count(shown)
     await expect(queue(board, 1)).to_contain_text("+ 189 more")
-    await expect(queue(board, 1)).to_contain_text(re.compile("2.running · 123.preempted · 164.waiting"))
+    await expect(queue(board, 1)).to_contain_text(re.compile("2.running.· 123.preempted.· 164.waiting"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -197,7 +197,7 @@ async def test_an_admin_key_is_asked_for(chromium: Browser, engine: FakeEngine, 
         await board.page.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/board", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/board", "/timeline", "/docs"])
 async def test_the_pages_lead_to_each_other(board: Opened, path: str) -> None:
     await board.page.goto(board.url + path)
     links = await board.page.get_by_role("navigation").first.get_by_role("link").all()

@@ -188,7 +188,7 @@ async def test_no_line_and_no_span_has_text_of_a_prompt_unless_asked_for(
     turns = [{"role": "user", "content": SECRET}]
     bodies: list[dict[str, Any]] = [
         good,
-        good | {"stream": True, "stop": SECRET},
+        good | {"stream": True},
         good | {"prompt": [SECRET, SECRET], "n": 2},
         good | {"prompt": {SECRET: 1}},
         good | {"prompt": SECRET * 500},

@@ -27,14 +27,11 @@ export class Figure {
     this.points.push(value);
     if (this.points.length > POINTS) this.points.shift();
     const most = 1.2 * Math.max(...this.points.map((each) => each ?? 0)) || 1;
-    const step = WIDTH / (POINTS - 1);
     const first = POINTS - this.points.length;
-    this.line.setAttribute(
-      "points",
-      this.points
-        .map((each, i) => each == null ? null : `${((first + i) * step).toFixed(1)},${(HEIGHT - 1 - (each / most) * (HEIGHT - 2)).toFixed(1)}`)
-        .filter((each) => each !== null)
-        .join(" "),
-    );
+    const x = (i) => ((first + i) * WIDTH) / (POINTS - 1);
+    const y = (value) => HEIGHT - 1 - (value / most) * (HEIGHT - 2);
+    const known = this.points.map((each, i) => [each, i]).filter(([each]) => each != null);
+    const points = known.map(([each, i]) => `${x(i).toFixed(1)},${y(each).toFixed(1)}`);
+    this.line.setAttribute("points", points.join(" "));
   }
 }

@@ -38,7 +38,9 @@ export class PipelinePanel {
   update(pipeline, several) {
     this.title.hidden = !several;
     this.title.textContent = `Pipeline ${this.number}`;
-    this.state.textContent = pipeline.serving ? `serves, ${pipeline.policy ?? "its scheduler does not answer"}` : `does not serve: ${pipeline.reason}`;
+    this.state.textContent = pipeline.serving
+      ? `serves, ${pipeline.policy ?? "its scheduler does not answer"}`
+      : `does not serve: ${pipeline.reason}`;
     this.showFigures(pipeline);
     this.showBars(pipeline);
     this.queues.update(pipeline.queues);
@@ -46,7 +48,8 @@ export class PipelinePanel {
 
   showFigures({ tokens_per_s, jobs_per_s, mean_batch, batch_limit, batches, queues, first_token, between_tokens }) {
     const unfinished = queues.reduce((sum, each) => sum + each.waiting + each.running + each.preempted, 0);
-    const running = batches.length > 1 ? `of ${batch_limit}, ${batches.length} in flight` : `of ${batch_limit ?? "–"}`;
+    const several = batches.length > 1 ? `, ${batches.length} in flight` : "";
+    const running = `of ${batch_limit ?? "–"}${several}`;
     this.figures.tokens.update(rate(tokens_per_s), tokens_per_s);
     this.figures.jobs.update(rate(jobs_per_s), jobs_per_s);
     this.figures.batch.update(`${rate(mean_batch)} ${running}`, mean_batch);

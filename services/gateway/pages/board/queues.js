@@ -2,6 +2,7 @@
 
 import { create, seconds } from "./dom.js";
 
+const STATES = ["running", "preempted", "waiting"];
 const LEAST = 4; // queues that are always shown
 const NAMED = 40; // so many jobs still have their names on them
 const MOVE_MS = 350;
@@ -51,8 +52,10 @@ export class Queues {
 
   fill(row, queue, named) {
     const all = queue.waiting + queue.running + queue.preempted;
-    row.name.replaceChildren(create("b", "", queue.queue), queue.quantum_s == null ? "" : create("span", "quiet", seconds(queue.quantum_s)));
-    row.counts.textContent = ["running", "preempted", "waiting"].filter((state) => queue[state]).map((state) => `${queue[state]}\u00a0${state}`).join(" · ") || "empty";
+    const quantum = queue.quantum_s == null ? "" : seconds(queue.quantum_s);
+    row.name.replaceChildren(create("b", "", queue.queue), create("span", "quiet", quantum));
+    const counts = STATES.filter((state) => queue[state]).map((state) => `${queue[state]}\u00a0${state}`);
+    row.counts.textContent = counts.join("\u00a0· ") || "empty";
     row.track.setAttribute("aria-label", `${queue.queue}: ${row.counts.textContent}. Arrow keys choose a job.`);
     const marks = queue.jobs.map((job) => this.mark(job, named));
     if (all > queue.jobs.length) marks.push(create("span", "more quiet", `+ ${all - queue.jobs.length} more`));
@@ -84,7 +87,8 @@ export class Queues {
       const [left, top] = before.get(job) ?? [mark.offsetLeft, mark.offsetTop];
       const [x, y] = [left - mark.offsetLeft, top - mark.offsetTop];
       if (!x && !y) continue;
-      mark.animate([{ transform: `translate(${x}px, ${y}px)` }, { transform: "none" }], { duration: MOVE_MS, easing: "ease-out" });
+      const way = [{ transform: `translate(${x}px, ${y}px)` }, { transform: "none" }];
+      mark.animate(way, { duration: MOVE_MS, easing: "ease-out" });
     }
   }
 
