@@ -87,6 +87,7 @@ class GatewayConfig(Section, frozen=True):
     reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
     cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
+    tls_cert, tls_key: PEM files of the certificate chain and its key, for HTTPS; default: HTTP
     """
 
     host: str = "127.0.0.1"
@@ -104,6 +105,12 @@ class GatewayConfig(Section, frozen=True):
     reader_timeout_s: Seconds = 60.0
     keys_file: str | None = None
     cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_cert is not None
 
     @property
     def exposed(self) -> bool:
@@ -379,7 +386,18 @@ def parse(tree: Tree) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), tree)) from None
     _check_layer_split(config.parallel)
+    _check_certificate(config.gateway)
     return config
+
+
+def _check_certificate(gateway: GatewayConfig) -> None:
+    """Raises ConfigError for a certificate without its key, and the other way round."""
+    for name, value, other in (
+        ("tls_cert", gateway.tls_cert, gateway.tls_key),
+        ("tls_key", gateway.tls_key, gateway.tls_cert),
+    ):
+        if value is None and other is not None:
+            raise ConfigError(f"gateway.{name}: not set; a certificate and its key go together")
 
 
 def _check_layer_split(parallel: ParallelConfig) -> None:

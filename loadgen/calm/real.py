@@ -32,7 +32,7 @@ def real(streams: int, beside: int) -> None:
 
 async def _measure(served: ServedApplication, streams: int, beside: int) -> None:
     (gateway,) = served.pids("gateway")
-    proxies = [pid for pid, line in served.processes().items() if line.startswith("haproxy")]
+    proxies = [pid for pid, line in served.processes().items() if line.split(" ")[0].endswith("/haproxy")]
     print(f"### The whole application, with room for {streams - streams // 8} requests\n")
     print("| streams | outcome | tokens | gateway CPU, ms a token | HAProxy's |\n|---|---|---|---|---|")
     async with Streams(Load(served.url, MODEL, 8, 8)) as running:

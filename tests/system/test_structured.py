@@ -121,13 +121,7 @@ async def test_responses() -> None:
             **asked(app, asked_of_responses["input"], response_format=Person)
         )
         assert person.output_parsed and person.output_text == chat.choices[0].message.content
-        tool: Any = {
-            "type": "function",
-            "name": "Weather",
-            "description": Weather.__doc__,
-            "parameters": Weather.model_json_schema(),
-            "strict": True,
-        }
+        tool: Any = {"type": "function", **TOOLS[0]["function"]}
         required = asked_of_responses | {"tools": [tool], "tool_choice": "required"}
         async with client.responses.stream(**required, parallel_tool_calls=False) as stream:
             deltas = [
