@@ -17,6 +17,7 @@ from deploy.ingress import own_request_ids
 from deploy.logs import log_to_stderr
 from deploy.placement import compute_environment, on_accelerators, stage_options
 from deploy.ranks import RayRanks
+from deploy.serve_tracing import serve_traces
 from shared.config import Config, Tree, parse
 from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
@@ -96,7 +97,9 @@ class GatewayDeployment:
         config = parse(tree)
         log_to_stderr(config.logging)
         own_request_ids()
-        self._service = GatewayService(config, PipelineApplications(config, overrides))
+        self._service = GatewayService(
+            config, PipelineApplications(config, overrides), ingress_traces=serve_traces()
+        )
         await self._service.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

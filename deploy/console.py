@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deploy.draining import drain
 from deploy.ingress import haproxy_environment
+from deploy.serve_tracing import serve_options, tracing_environment
 from deploy.tls import check_certificate, http_options, unverified
 from shared.bus import Bus
 from shared.config import Config, Tree
@@ -111,7 +112,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
         await _check_external_nats(config)
     check_certificate(config.gateway)
     environment = {"RAY_SERVE_ENABLE_HA_PROXY": "0"} if config.gateway.tls else haproxy_environment()
-    os.environ.update(environment)
+    os.environ.update(environment | tracing_environment(config.tracing))
     application = _Application(config, overrides, embedded)
     console.show("ray", "starting")
     try:
@@ -183,6 +184,7 @@ class _Application:
             proxy_location="HeadOnly",
             http_options=http_options(gateway),
             logging_config={"log_level": "ERROR"},
+            **serve_options(self._config.tracing),
         )
         application = assemble(self._config, self._overrides, self._embedded_nats)
         serve.run_many(

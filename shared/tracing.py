@@ -133,6 +133,11 @@ def exporter_of(config: TracingConfig) -> SpanExporter:
     return OTLPSpanExporter(endpoint=config.otlp_endpoint)
 
 
+def current_traceparent() -> str | None:
+    """The W3C traceparent of the span around this code, if it is recorded."""
+    return traceparent_of(trace.get_current_span())
+
+
 def span_context_of(traceparent: str | None) -> SpanContext:
     """What a W3C traceparent names, to link to."""
     return trace.get_current_span(context_of(traceparent)).get_span_context()

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from fastapi import FastAPI
-from opentelemetry.sdk.trace.sampling import Sampler, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, TraceIdRatioBased
 
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
@@ -23,14 +23,16 @@ from shared.service import Service
 class GatewayService(Service):
     """api: the ASGI application, there once `start` has returned
     scaler: adds and removes pipelines, where there is something that can
+    ingress_traces: whoever hands over the requests has a span around them, if they are to be traced
     """
 
     api: FastAPI
     _engine: BusEngine
     _drained = False
 
-    def __init__(self, config: Config, scaler: Scaler | None = None) -> None:
+    def __init__(self, config: Config, scaler: Scaler | None = None, *, ingress_traces: bool = False) -> None:
         super().__init__(config, "gateway", pipeline=None)
+        self._ingress_traces = ingress_traces
         self._scaler = scaler
 
     async def on_start(self) -> None:
@@ -69,6 +71,8 @@ class GatewayService(Service):
         self.api.openapi()  # made before there are answers that it could hold up
 
     def sampler(self) -> Sampler:
+        if self._ingress_traces:  # it has drawn already: a request without its span is not traced
+            return ALWAYS_OFF
         return TraceIdRatioBased(self.config.tracing.sample_ratio)
 
     def _keyring(self) -> Keyring | None:

@@ -16,7 +16,7 @@ from services.gateway.schema import REQUEST_ID
 from shared.ids import JobId
 from shared.messages import Submit
 from shared.metrics import Registry
-from shared.tracing import context_of, traceparent_of
+from shared.tracing import context_of, current_traceparent, traceparent_of
 
 _KEY = "skipjoin.record"
 _REQUESTS = "/v1/requests"
@@ -214,7 +214,7 @@ class Telemetry:
         path = _REQUESTS if scope["path"].startswith(_REQUESTS + "/") else scope["path"]
         endpoint = path if path in self._endpoints else "other"
         headers = dict(scope["headers"])
-        parent = headers.get(b"traceparent", b"").decode("latin-1") or None
+        parent = current_traceparent() or headers.get(b"traceparent", b"").decode("latin-1") or None
         span = self._tracer.start_span(
             f"{scope['method']} {endpoint}",
             context_of(parent),

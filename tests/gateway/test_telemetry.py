@@ -62,6 +62,15 @@ async def test_one_trace_joins_client_gateway_and_engine(
     assert server.status.status_code is not StatusCode.ERROR
 
 
+async def test_a_span_around_the_application_is_the_parent_whatever_the_client_says(traced: Traced) -> None:
+    """As Ray Serve's is, which is itself below the client's."""
+    with TracerProvider().get_tracer("ingress").start_as_current_span("ingress") as around:
+        async with client_of(traced.app) as client:
+            await client.post(PATH, json=BODY, headers={"traceparent": TRACEPARENT})
+    parent = traced.spans[f"POST {PATH}"].parent
+    assert parent and parent.span_id == around.get_span_context().span_id
+
+
 @pytest.mark.parametrize("header", ["", "nonsense", "00-0-0-00"])
 async def test_a_bad_traceparent_starts_a_new_trace(traced: Traced, header: str) -> None:
     async with client_of(traced.app) as client:

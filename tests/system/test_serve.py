@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from loadgen.served import ServedApplication
+from tests.system.otlp import Collector, ReceivedSpan
 
 pytestmark = pytest.mark.system
 MODEL = "SmolLM2-135M-Instruct"
@@ -147,3 +148,23 @@ def test_a_port_in_use_is_named() -> None:
         application = ServedApplication(f"gateway.port={port}")
         assert application.wait_for_end() == 1
     assert f"cannot listen on 127.0.0.1:{port}" in application.output[-1]
+
+
+def test_ray_serves_span_is_in_the_trace_of_its_request() -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    serve, gateway = "replica_handle_request gateway __call__", "POST /v1/completions"
+
+    def of_the_trace(spans: list[ReceivedSpan]) -> dict[str, ReceivedSpan]:
+        return {span.name: span for span in spans if span.trace_id == trace}
+
+    with (
+        Collector() as collector,
+        ServedApplication(f"tracing.otlp_endpoint={collector.endpoint}") as application,
+    ):
+        body = {"model": MODEL, "prompt": "Once", "max_tokens": 3, "ignore_eos": True}
+        header = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        answer = httpx.post(f"{application.url}/v1/completions", json=body, headers=header, timeout=60)
+        assert answer.status_code == 200
+        spans = of_the_trace(collector.wait_for(lambda spans: {serve, gateway} <= of_the_trace(spans).keys()))
+    assert spans[serve].parent_id == "b7ad6b7169203331" and spans[serve].service == "skipjoin.ingress"
+    assert spans[gateway].parent_id == spans[serve].span_id
