@@ -3,8 +3,8 @@
     python -m loadgen.tracing_cost [--rounds 12] [--requests 16] [--tokens 48]
 
 Both run by turns on one server, about 5 minutes on two idle cores. It sends its spans to a receiver here,
-which drops them. A request without a trace carries a traceparent that says so. Timelines are recorded for both,
-as they cannot be switched off: `python -m loadgen.plan_cost` prints what they cost the scheduler.
+which drops them. A request without a trace carries a traceparent that says so. Timelines are recorded for
+both, as they cannot be switched off: `python -m loadgen.plan_cost` prints what they cost the scheduler.
 """
 
 import argparse
