@@ -32,14 +32,15 @@ browser: $(STAMP)
 serve: $(STAMP)
 	exec $(BIN)/skipjoin serve $(ARGS)
 
+# Two processes: one for the tests that start the whole application, one for the others.
 test: $(STAMP)
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	$(BIN)/pytest -q
+	$(MAKE) test
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -3,6 +3,8 @@
 `serve run deploy/local.yaml` and `skipjoin serve` both end up in `build`.
 """
 
+import logging
+import os
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from shared.config import Config, Tree, parse
 from shared.errors import ConfigError
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
+from shared.supervise import LoopDied
 
 HEALTH = {"health_check_period_s": 5.0, "health_check_timeout_s": 15.0, "graceful_shutdown_timeout_s": 5.0}
 """A replica that is being replaced must be gone soon: its epoch fences it, but it still holds memory."""
@@ -37,9 +40,10 @@ class NatsDeployment:
     """The embedded NATS server, alive as long as the application is."""
 
     async def __init__(self, tree: Tree) -> None:
-        log_to_stderr()
+        config = parse(tree)
+        log_to_stderr(config.logging)
         # Started from the event loop's thread: the kernel ends the server with the *thread* that forked it.
-        self._server = EmbeddedNats(parse(tree).nats)
+        self._server = EmbeddedNats(config.nats)
 
     def check_health(self) -> None:
         self._server.check()
@@ -52,12 +56,19 @@ class ServiceDeployment:
     """Any service without an HTTP surface."""
 
     async def __init__(self, kind: str, tree: Tree, pipeline: int, *arguments: Any) -> None:
-        log_to_stderr()
-        self._service = _service(kind, parse(tree), pipeline, *arguments)
+        config = parse(tree)
+        log_to_stderr(config.logging)
+        self._service = _service(kind, config, pipeline, *arguments)
         await self._service.start()
 
     async def check_health(self) -> None:
-        self._service.check()
+        """What cannot recover ends at once: Ray Serve would replace it only after three failed checks."""
+        try:
+            self._service.check()
+        except LoopDied:
+            self._service.log.critical("this process ends, to be replaced", exc_info=True)
+            logging.shutdown()
+            os._exit(1)
 
     async def __del__(self) -> None:
         await self._service.stop()
@@ -82,9 +93,9 @@ class GatewayDeployment:
         from deploy.scaling import PipelineApplications
         from services.gateway.service import GatewayService
 
-        log_to_stderr()
-        own_request_ids()
         config = parse(tree)
+        log_to_stderr(config.logging)
+        own_request_ids()
         self._service = GatewayService(config, PipelineApplications(config, overrides))
         await self._service.start()
 

@@ -19,6 +19,7 @@ from ray.serve.schema import (
 from deploy.app import assemble
 from deploy.model_fit import check_model
 from deploy.resources import Demand, check_service, check_stage, demand_of, table
+from deploy.tls import http_options
 from shared.config import Config, Tree, load_document, override, parse
 from shared.errors import ConfigError, SkipjoinError
 
@@ -122,12 +123,14 @@ def _bound(config: Config, overrides: dict[str, Tree]) -> dict[str, Any]:
 
 
 def _check_http(config: Config, options: Tree) -> list[str]:
-    """HAProxy listens where the file says, Skipjoin warns and answers by its own tree."""
-    gateway = config.gateway
-    stated = {"host": options.get("host", "127.0.0.1"), "port": options.get("port", 8000)}
-    ours: dict[str, str | int] = {"host": gateway.host, "port": gateway.port}
+    """The proxy listens where the file says, Skipjoin warns and answers by its own tree."""
+    ours: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None} | http_options(config.gateway)
+    defaults = {"host": "127.0.0.1", "port": 8000}
+    stated = {key: options.get(key, defaults.get(key)) for key in ours}
+    keys = {"ssl_certfile": "tls_cert", "ssl_keyfile": "tls_key"}
     return [
-        f"http_options.{key}: {stated[key]}, but gateway.{key} is {ours[key]}; set both to the same"
+        f"http_options.{key}: {stated[key]}, but gateway.{keys.get(key, key)} is {ours[key]}; "
+        "set both to the same"
         for key in ours
         if stated[key] != ours[key]
     ]

@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib.metadata import version
 
-from deploy import chat, complete, keys, models, profile, requests, scale, trace
+from deploy import chat, complete, keys, models, profile, requests, scale, top, trace
 from deploy.connection import Refused
 from deploy.options import add_config_arguments, load
 from loadgen.bench import command as bench
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         add_config_arguments(command)
     profile.register(commands)
-    for each in (chat, complete, requests, trace, models, keys, scale):
+    for each in (chat, complete, requests, top, trace, models, keys, scale):
         each.register(commands)
     simulate.register(commands)
     bench.register(commands)

@@ -15,9 +15,18 @@ URL = "http://127.0.0.1:8000"
 _PATIENCE = httpx.Timeout(10.0, read=None)
 """An answer may take long to begin: it is the server that knows when to give up. Seconds."""
 
+_PATIENCE_WATCHING = httpx.Timeout(5.0)
+
 
 class Refused(SkipjoinError):
-    """The server could not be reached or did not do what it was asked; the message says why."""
+    """The server could not be reached or did not do what it was asked; the message says why.
+
+    status: of HTTP; None: there was no answer
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def add_connection_arguments(command: argparse.ArgumentParser) -> None:
@@ -52,7 +61,19 @@ class Connection:
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of an answer; closing the generator ends it at the server. Raises Refused."""
-        with self._failures(), self._http.stream("POST", path, json=body | {"stream": True}) as answer:
+        return self._events("POST", path, body | {"stream": True}, _PATIENCE)
+
+    def watch(self, path: str) -> Generator[dict[str, Any]]:
+        """Events of a stream that has several a second, until the server ends it. Raises Refused."""
+        return self._events("GET", path, None, _PATIENCE_WATCHING)
+
+    def _events(
+        self, method: str, path: str, body: dict[str, Any] | None, patience: httpx.Timeout
+    ) -> Generator[dict[str, Any]]:
+        with (
+            self._failures(),
+            self._http.stream(method, path, json=body, timeout=patience) as answer,
+        ):
             if answer.status_code != 200:
                 answer.read()
             _check(answer)
@@ -92,4 +113,4 @@ def _check(answer: httpx.Response) -> None:
         message = f"HTTP {answer.status_code} {answer.reason_phrase}: is that a Skipjoin server?"
     if answer.status_code == 401:
         message += " (--api-key or $SKIPJOIN_API_KEY)"
-    raise Refused(message)
+    raise Refused(message, answer.status_code)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deploy.draining import drain
 from deploy.ingress import haproxy_environment
+from deploy.tls import check_certificate, http_options, unverified
 from shared.bus import Bus
 from shared.config import Config, Tree
 from shared.errors import SkipjoinError
@@ -108,7 +109,8 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
         config = with_embedded_address(config)
     else:
         await _check_external_nats(config)
-    environment = haproxy_environment()
+    check_certificate(config.gateway)
+    environment = {"RAY_SERVE_ENABLE_HA_PROXY": "0"} if config.gateway.tls else haproxy_environment()
     os.environ.update(environment)
     application = _Application(config, overrides, embedded)
     console.show("ray", "starting")
@@ -126,7 +128,8 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
     finally:
         console.show("ray", "stopping")
         await asyncio.to_thread(application.stop)
-        shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
+        if not config.gateway.tls:
+            shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
     return 0
 
 
@@ -178,7 +181,7 @@ class _Application:
         gateway = self._config.gateway
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": gateway.host, "port": gateway.port},
+            http_options=http_options(gateway),
             logging_config={"log_level": "ERROR"},
         )
         application = assemble(self._config, self._overrides, self._embedded_nats)
@@ -258,7 +261,7 @@ async def _wait_ready(
 
 def _probe(url: str) -> tuple[bool, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(url, timeout=5, context=unverified()):
             return True, ""
     except urllib.error.HTTPError as error:
         return False, error.read().decode(errors="replace")
@@ -280,7 +283,7 @@ async def _show_progress(config: Config, console: Console) -> None:
 
 def base_url(config: Config) -> str:
     host = "127.0.0.1" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
-    return f"http://{host}:{config.gateway.port}"
+    return f"{'https' if config.gateway.tls else 'http'}://{host}:{config.gateway.port}"
 
 
 def _announce(config: Config) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from services.stage import checkpoint
 from services.stage.layer_split import LayerCosts, layer_ranges
+from services.stage.shards import check_heads
 from shared.config import EMBEDDED_MODEL, Config
 from shared.errors import ConfigError, SkipjoinError
 
@@ -31,24 +32,16 @@ def check_model(config: Config) -> tuple[list[str], list[str]]:
 
 def _cut_errors(config: Config, described: dict[str, object]) -> list[str]:
     errors: list[str] = []
-    stages, ranks = config.parallel.pipeline_stages, config.parallel.tensor_parallel
     layers = LayerCosts(_number(described, "num_hidden_layers"), layer=1.0, head=0.0)
     try:
-        layer_ranges(layers, stages, config.parallel.layer_split)
+        layer_ranges(layers, config.parallel.pipeline_stages, config.parallel.layer_split)
     except ConfigError as error:
         errors.append(str(error))
     heads = _number(described, "num_attention_heads")
-    shared_by_ranks = {
-        "attention heads": heads,
-        "KV heads": _number(described, "num_key_value_heads", heads),
-        "MLP columns": _number(described, "intermediate_size", _number(described, "ffn_dim", ranks)),
-    }
-    for what, count in shared_by_ranks.items():
-        if count % ranks:
-            errors.append(
-                f"parallel.tensor_parallel: {ranks} ranks cannot share {count} {what} evenly; "
-                f"use a divisor of {count}"
-            )
+    try:
+        check_heads(heads, _number(described, "num_key_value_heads", heads), config.parallel.tensor_parallel)
+    except ConfigError as error:
+        errors.append(str(error))
     return errors
 
 

@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.placement import rank_bundle
-from services.stage.rank_messages import RankSpec, encode_spec
+from services.stage.rank_messages import RankSpec, decode_spec, encode_spec
 from shared.config import Config
 from shared.errors import RankLost
 
@@ -24,7 +24,7 @@ class RankActor:
         from deploy.logs import log_to_stderr
         from services.stage import rank_worker
 
-        log_to_stderr()
+        log_to_stderr(decode_spec(spec).config.logging)
         rank_worker.run(spec)
 
 

@@ -79,12 +79,11 @@ async def measure(url: str, in_flight: int, requests: int, tokens: int) -> Row:
         seconds = time.perf_counter() - began
         after = await metrics(http)
     spent = {name: after[name] - before.get(name, 0.0) for name in after}
-    active = spent["skipjoin_pipeline_active_seconds"]
+    active = spent["skipjoin_pipeline_active_seconds_total"]
 
     def by_stage(what: str) -> list[float]:
-        return [
-            spent[f'skipjoin_stage_{what}_seconds{{stage="{stage}"}}'] / active for stage in range(STAGES)
-        ]
+        names = [f'skipjoin_stage_{what}_seconds_total{{stage="{stage}"}}' for stage in range(STAGES)]
+        return [spent[name] / active for name in names]
 
     iterations = spent["skipjoin_iterations_total"]
     return Row(in_flight, requests * tokens / seconds, iterations, by_stage("busy"), by_stage("bubble"))

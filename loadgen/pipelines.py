@@ -14,7 +14,7 @@ import httpx
 
 from loadgen.side_by_side import PROMPT, complete, metrics, run
 
-_ROUTED = re.compile(r'skipjoin_routed_jobs_total\{to="\d+"\}')
+_ROUTED = re.compile(r'skipjoin_routed_jobs_total\{gateway="[^"]*",to="\d+"\}')
 
 
 def main() -> None:

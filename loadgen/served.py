@@ -35,7 +35,8 @@ class ServedApplication:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        secure = any(assignment.startswith("gateway.tls_cert=") for assignment in assignments)
+        self.url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
         self._mark = secrets.token_hex(8)
         command = [str(Path(sys.executable).with_name("skipjoin")), "serve", "--set", f"gateway.port={port}"]
         command += [str(file)] if file is not None else []

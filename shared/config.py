@@ -87,6 +87,7 @@ class GatewayConfig(Section, frozen=True):
     reader_timeout_s: a client that takes nothing of its answer for so long is cut off, seconds
     keys_file: API keys, made by `skipjoin key`; default: everybody may ask
     cors_origins: web pages of these origins may ask from a browser ("*": all); default: none
+    tls_cert, tls_key: PEM files of the certificate chain and its key, for HTTPS; default: HTTP
     """
 
     host: str = "127.0.0.1"
@@ -104,6 +105,12 @@ class GatewayConfig(Section, frozen=True):
     reader_timeout_s: Seconds = 60.0
     keys_file: str | None = None
     cors_origins: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def tls(self) -> bool:
+        return self.tls_cert is not None
 
     @property
     def exposed(self) -> bool:
@@ -210,9 +217,10 @@ class StageConfig(Section, frozen=True):
     """threads: CPU threads of one stage's kernels
     transport: how activations go to the next stage: inline (inside the NATS message), shm (shared memory of
         one host), chunked (pieces over NATS) or distributed (torch.distributed, gloo: opens ports without
-        authentication); auto is inline up to `inline_bytes`, else shm where the next stage sees this one's
+        authentication); auto is inline for what is small, else shm where the next stage sees this one's
         memory, else `between_hosts`
-    inline_bytes: largest activation that travels inside the NATS message
+    inline_bytes: largest activation that travels inside the NATS message though there is shared memory
+    inline_bytes_between_hosts: the same without shared memory; with chunked at least `chunk_bytes`
     between_hosts: what auto takes between stages that share no memory
     chunk_bytes: size of a piece; what fits the NATS server's max_payload if that is less
     window_chunks: pieces on their way at most, so that other messages wait for no more than these
@@ -223,7 +231,8 @@ class StageConfig(Section, frozen=True):
 
     threads: Positive = 1
     transport: Literal["auto", "inline", "shm", "chunked", "distributed"] = "auto"
-    inline_bytes: Positive = 256 * 1024
+    inline_bytes: Positive = 32 * 1024
+    inline_bytes_between_hosts: Positive = 256 * 1024
     between_hosts: Literal["chunked", "distributed"] = "chunked"
     chunk_bytes: Annotated[int, Meta(ge=1024)] = 512 * 1024
     window_chunks: Positive = 4
@@ -333,13 +342,21 @@ class TracingConfig(Section, frozen=True):
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
-class Config(Section, frozen=True):
-    """The root. app: name of the application, part of every NATS subject
-    log_level: of the services' logs
+class LoggingConfig(Section, frozen=True):
+    """level: of the services' logs; DEBUG has requests for anything but answers of the model, too
+    format: text, or json: an object a line
+    prompts: the text of every prompt is logged; by default none of it is, in no line and in no span
     """
 
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["text", "json"] = "text"
+    prompts: bool = False
+
+
+class Config(Section, frozen=True):
+    """The root. app: name of the application, part of every NATS subject"""
+
     app: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+$")] = "skipjoin"
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -349,6 +366,7 @@ class Config(Section, frozen=True):
     profiler: ProfilerConfig = ProfilerConfig()
     nats: NatsConfig = NatsConfig()
     tracing: TracingConfig = TracingConfig()
+    logging: LoggingConfig = LoggingConfig()
     timeline: TimelineConfig = TimelineConfig()
 
 
@@ -368,7 +386,18 @@ def parse(tree: Tree) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), tree)) from None
     _check_layer_split(config.parallel)
+    _check_certificate(config.gateway)
     return config
+
+
+def _check_certificate(gateway: GatewayConfig) -> None:
+    """Raises ConfigError for a certificate without its key, and the other way round."""
+    for name, value, other in (
+        ("tls_cert", gateway.tls_cert, gateway.tls_key),
+        ("tls_key", gateway.tls_key, gateway.tls_cert),
+    ):
+        if value is None and other is not None:
+            raise ConfigError(f"gateway.{name}: not set; a certificate and its key go together")
 
 
 def _check_layer_split(parallel: ParallelConfig) -> None:

@@ -12,6 +12,18 @@ LATENCY_BUCKETS = (
 """Upper bounds, seconds: from one message on the bus to a long answer under overload."""
 
 
+class RunningTotal:
+    """A counter that follows a sum which somebody else keeps; the sum must not fall."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._last = 0.0
+
+    def follow(self, total: float) -> None:
+        self._counter.inc(total - self._last)
+        self._last = total
+
+
 class Registry:
     """A registry of its own per service, so that tests can run several in one process."""
 

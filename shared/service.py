@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 from shared.bus import Bus
 from shared.clock import MonotonicClock
 from shared.config import Config
+from shared.logs import LOGGER
 from shared.messages import CollectMetrics, Hello, Progress
 from shared.metrics import Registry
 from shared.subjects import Subjects
@@ -39,14 +40,15 @@ class Service:
         self.clock = MonotonicClock()
         self.registry = Registry()
         self.supervisor = Supervisor(name)
-        self.log = logging.getLogger(f"skipjoin.{name}")
+        whose = f".p{pipeline}" if pipeline else ""
+        self.log = logging.getLogger(f"{LOGGER}.{name}{whose}")
 
     async def start(self) -> None:
         """Connect and start the loops.
 
         Raises BusClosed without a NATS server; whatever `on_start` raises.
         """
-        logging.getLogger("skipjoin").setLevel(self.config.log_level)
+        logging.getLogger(LOGGER).setLevel(self.config.logging.level)
         subjects = Subjects(self.config.app, self.pipeline)
         self.bus = await Bus.connect(self.config.nats, subjects, self.name, self.registry)
         self.tracing = Tracing(self.config.tracing, self.name, self.bus.instance, self.sampler())
@@ -82,6 +84,11 @@ class Service:
     def hello(self) -> Hello:
         return Hello(self.name, self.bus.instance, ready=True)
 
+    @property
+    def metrics_subject(self) -> str:
+        """Where it is asked for its metrics."""
+        return self.bus.subjects.metrics(self.name)
+
     async def say_hello(self) -> None:
         await self.bus.publish(self.bus.subjects.hello(self.name), self.hello())
 
@@ -92,7 +99,7 @@ class Service:
         )
 
     async def _answer_metrics(self) -> None:
-        async for delivery in await self.bus.subscribe(self.bus.subjects.metrics(self.name)):
+        async for delivery in await self.bus.subscribe(self.metrics_subject):
             if isinstance(delivery.body, CollectMetrics):
                 self.update_metrics()
                 await self.bus.reply(delivery, self.registry.export())

@@ -61,6 +61,10 @@ class Subjects:
         return self._of("scheduler", "explain")
 
     @property
+    def scheduler_look(self) -> str:
+        return self._of("scheduler", "look")
+
+    @property
     def ask_timelines(self) -> str:
         return self._of("scheduler", "timelines")
 
@@ -90,6 +94,10 @@ class Subjects:
         return self._of("kvcache", "plan")
 
     @property
+    def kv_look(self) -> str:
+        return self._of("kvcache", "look")
+
+    @property
     def transfer_done(self) -> str:
         return self._of("kvcache", "transfer_done")
 
@@ -116,6 +124,10 @@ class Subjects:
     # tokens back to whoever submitted (a gateway or the profiler)
     def tokens(self, instance: str) -> str:
         return self._shared("gateway", instance, "tokens")
+
+    def gateway_metrics(self, instance: str) -> str:
+        """Request it for the metric families of one of the gateways, which there may be several of."""
+        return self._shared("gateway", instance, "metrics")
 
     def jobs_ended(self, instance: str) -> str:
         """To the same: what became of its jobs."""

@@ -18,6 +18,7 @@ from services.stage.service import StageService
 from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
 from shared.service import Service
+from tests.rank_processes import LocalRanks
 
 _BUSY = re.compile(r'skipjoin_jobs\{|skipjoin_kv_blocks\{(pipeline="\d+",)?state="(held|moving)"')
 READY_TIMEOUT_S = 120.0
@@ -46,8 +47,11 @@ class Application:
         self.kvcache = KVCacheService(self.config)
         self.scheduler = SchedulerService(self.config)
         self.profiler = ProfilerService(self.config)
+        self.ranks = [LocalRanks() for _ in range(self.config.parallel.pipeline_stages)]
+        several = self.config.parallel.tensor_parallel > 1
         self.stages = [
-            StageService(self.config, index) for index in range(self.config.parallel.pipeline_stages)
+            StageService(self.config, index, ranks if several else None)
+            for index, ranks in enumerate(self.ranks)
         ]
         self.gateway = GatewayService(self.config)
         self.more = [
@@ -76,6 +80,8 @@ class Application:
             service.check()
         for service in self.services:
             await service.stop()
+        for ranks in self.ranks:
+            ranks.assert_ended()
         self.nats.stop()
 
     async def _serve_http(self) -> None:
@@ -110,8 +116,9 @@ class Application:
                     yield chunk
 
     async def metrics(self) -> dict[str, float]:
-        """Samples by `name{labels}`, as a scraper sees them."""
-        text = (await self.http.get("/metrics")).text
+        """Samples by `name{labels}`, as a scraper sees them, but without the name of the gateway."""
+        text = re.sub(r'gateway="[^"]*",?', "", (await self.http.get("/metrics")).text).replace("{}", "")
+        text = text.replace(",}", "}")
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in lines}
 

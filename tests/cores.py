@@ -4,11 +4,13 @@ Transfers complete when the test says so, so that every interleaving can be reac
 """
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 
 from services.kvcache.core import KVCache
 from services.scheduler.core import Scheduler
 from services.scheduler.job import Job
+from services.scheduler.tally import state_of
 from shared.clock import VirtualClock
 from shared.config import Config, parse
 from shared.costmodel import CostModel
@@ -139,8 +141,12 @@ class Cores:
         return bool(step.jobs)
 
     def check(self) -> None:
-        """No block is lost, no job is in two batches, and no two of them or of the copies share a block."""
+        """No block is lost, no job is in two batches, and no two of them or of the copies share a block; the
+        counts of jobs are those that counting gives.
+        """
         self.kv.check()
+        counted = Counter((state_of(job), job.level) for job in self.scheduler._jobs.values())
+        assert self.scheduler.count_jobs() == counted
         flying = [job for step in self.in_flight for job in step.jobs]
         assert len(flying) == len({job.job_id for job in flying}), "a job is in two batches"
         owners: dict[int, JobId] = {}

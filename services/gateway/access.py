@@ -8,7 +8,7 @@ from services.gateway.refusals import describe
 from services.gateway.telemetry import record_of
 from shared.errors import InvalidRequest
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/board", "/timeline", "/docs"})
 """Whoever restarts or routes around a gateway has no key, nor has a browser before its reader typed it in."""
 _OPEN_FOLDERS = ("/pages/", "/swagger/")
 """Files of those pages."""
@@ -57,6 +57,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     )
     record = record_of(scope)
     if record is not None:
-        record.failed(failure.outcome, failure.message)
+        record.failed(failure.outcome, failure.cause)
     headers = {"www-authenticate": "Bearer"}
     await Response(failure.body(), failure.status, headers, "application/json")(scope, receive, send)

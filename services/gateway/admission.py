@@ -2,16 +2,18 @@
 
 import re
 import secrets
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from services.gateway.response_request import ResponseRequest
-from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest, Message
 from services.gateway.structured.constraint import Constraint, constraint_of
+from services.gateway.structured.fields import Tool
+from services.gateway.structured.form import Form
 from services.gateway.structured.formats import FORMATS, Hermes, ToolFormat, recognise
 from services.gateway.structured.turns import native_tools, native_turns, plain_turns
-from services.gateway.tokenizer import ChatMessage, Tokenizer, turn
+from services.gateway.tokenizer import Tokenizer
 from services.gateway.truncation import latest_that_fit
 from shared.errors import InvalidRequest
 from shared.ids import JobId, new_job_id
@@ -87,44 +89,48 @@ class Admission:
 
     def chat(self, request: ChatRequest, limits: Limits) -> list[Job]:
         """One job per choice. Raises InvalidRequest."""
-        messages = native_turns(request) if self._native_tools else plain_turns(request, Hermes())
-        tools = native_tools(request) if self._native_tools else None
         asked = request.max_completion_tokens or request.max_tokens
-        jobs = self._answer(request, messages, asked, limits, tools)
-        constraint = constraint_of(request, self._tool_format, self._max_grammar_bytes)
-        return [self._constrained(job, request, constraint) for job in jobs] if constraint else jobs
+        return self._answer(request, request.messages, asked, limits)
 
     def response(self, request: ResponseRequest, limits: Limits) -> list[Job]:
         """The one job of a response. Raises InvalidRequest."""
-        messages = [turn(role, text) for role, text in request.turns]
+        messages, tools = request.messages, request.form.tools
         asked = request.max_output_tokens
         if request.truncation == "auto":
             room = limits.max_tokens_total - (asked or 1)
             messages = latest_that_fit(
-                messages, lambda part: len(self._tokenizer.encode_chat(part, field="input")) <= room
+                messages, lambda part: len(self.conversation(part, tools, "input")) <= room
             )
         return self._answer(request, messages, asked, limits)
 
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool], field: str) -> list[int]:
+        """Token ids up to where the answer starts. field: what errors name. Raises InvalidRequest."""
+        if self._native_tools:
+            return self._tokenizer.encode_chat(native_turns(messages), native_tools(tools), field=field)
+        return self._tokenizer.encode_chat(plain_turns(messages, tools, Hermes()), field=field)
+
     def _answer(
-        self, request: GenerationRequest, messages: list[ChatMessage], asked: int | None, limits: Limits,
-        tools: list[dict[str, Any]] | None = None,
+        self, request: ChatRequest | ResponseRequest, messages: Sequence[Message], asked: int | None,
+        limits: Limits,
     ) -> list[Job]:  # fmt: skip
         """Jobs that go on from a conversation."""
-        prompt = self._tokenizer.encode_chat(messages, tools, field=request.prompt_field)
+        form = request.form
+        prompt = self.conversation(messages, form.tools, request.prompt_field)
         room = self._room(prompt, asked, request.prompt_field, request.length_field, limits)
-        return self._jobs(request, self._sampling(request), prompt, asked or room, continues=False)
+        jobs = self._jobs(request, self._sampling(request), prompt, asked or room, continues=False)
+        constraint = constraint_of(form, self._tool_format, self._max_grammar_bytes)
+        return [self._constrained(job, form, constraint) for job in jobs] if constraint else jobs
 
-    def _constrained(self, job: Job, request: ChatRequest, constraint: Constraint) -> Job:
+    def _constrained(self, job: Job, form: Form, constraint: Constraint) -> Job:
         replace = msgspec.structs.replace
         grammar = Grammar(constraint.source, sorted(self._tokenizer.eos_ids), constraint.field)
-        functions = tuple(tool.function.name for tool in request.offered_tools)
         return replace(
             job,
             submit=replace(job.submit, grammar=grammar),
             constraint=constraint,
-            tool_format=self._tool_format if functions else None,
-            functions=functions,
-            free_text=not request.prescribes_text,
+            tool_format=self._tool_format if form.tools else None,
+            functions=form.functions,
+            free_text=not form.prescribes_text,
         )
 
     def completion(self, request: CompletionRequest, limits: Limits) -> list[Job]:

@@ -4,6 +4,7 @@ Chunks are glued from parts that were encoded once per request: a token costs on
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from services.gateway.logprobs import ChatLogprobs, CompletionLogprobs, TokenNam
 from services.gateway.refusals import Failure
 from services.gateway.streaming import Piece
 from services.gateway.structured.calls import CallDelta
+from services.gateway.token_ids import ReturnedIds
 from shared.ids import JobId
 
 DONE = b"data: [DONE]\n\n"
@@ -62,11 +64,18 @@ class CallingMessage(AssistantMessage):
     tool_calls: list[ToolCall] = Field(description="functions to call, in this order")
 
 
+def _absent(value: object) -> bool:
+    return value is None
+
+
 class ChatChoice(BaseModel):
     index: int = Field(description="number of the answer, from 0")
     message: CallingMessage | AssistantMessage = Field(description="the answer")
     logprobs: ChatLogprobs | None = Field(description="if asked for")
     finish_reason: FinishText = Field(description=_FINISH)
+    token_ids: list[int] | None = Field(
+        default=None, exclude_if=_absent, description="all that were generated, with return_token_ids"
+    )
 
 
 class ChatCompletion(BaseModel):
@@ -77,6 +86,9 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice] = Field(description="n answers")
     usage: Usage = Field(description="token counts")
     system_fingerprint: None = Field(default=None, description="always null")
+    prompt_token_ids: list[int] | None = Field(
+        default=None, exclude_if=_absent, description="of the prompt, with return_token_ids"
+    )
 
 
 class CompletionChoice(BaseModel):
@@ -84,6 +96,12 @@ class CompletionChoice(BaseModel):
     text: str = Field(description="the answer, behind the prompt with echo")
     logprobs: CompletionLogprobs | None = Field(description="if asked for")
     finish_reason: FinishText = Field(description=_FINISH)
+    token_ids: list[int] | None = Field(
+        default=None, exclude_if=_absent, description="all that were generated, with return_token_ids"
+    )
+    prompt_token_ids: list[int] | None = Field(
+        default=None, exclude_if=_absent, description="of the prompt, with return_token_ids"
+    )
 
 
 class Completion(BaseModel):
@@ -115,17 +133,22 @@ class Answer:
 
     include_usage: the counts come in an extra last chunk
     names: for log-probabilities; None if the request asks for none
+    prompts: token ids by choice, if the request asks for ids
     """
 
     prefix: str
     chunk_object: str
 
-    def __init__(self, job_id: JobId, model: str, *, include_usage: bool, names: TokenNames | None) -> None:
+    def __init__(
+        self, job_id: JobId, model: str, *, include_usage: bool, names: TokenNames | None,
+        prompts: Sequence[list[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.id = f"{self.prefix}{job_id:016x}"
         self.created = int(time.time())
         self.model = model
         self._include_usage = include_usage
         self._names = names
+        self._ids = None if prompts is None else ReturnedIds(prompts)
         head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": model}
         self._head = b"data: " + _encode(head)[:-1] + b',"system_fingerprint":null,"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -136,13 +159,17 @@ class Answer:
 
     def chunk(self, index: int, piece: Piece) -> bytes:
         """One event of choice `index`; empty if there is nothing to say yet."""
+        if self._ids:
+            self._ids.note(index, piece)
         if piece.says_nothing:
             return b""
         reason = b"null" if piece.finish is None else b'"' + piece.finish.encode() + b'"'
         logprobs = self._logprobs(piece) if piece.logprobs else None
         scored = b"null" if logprobs is None else logprobs.model_dump_json().encode()
-        choice = b',"logprobs":' + scored + b',"finish_reason":' + reason + b"}"
-        return self._head + b'{"index":%d,' % index + self._content(index, piece) + choice + self._tail
+        choice = b',"logprobs":' + scored + b',"finish_reason":' + reason
+        if self._ids:
+            choice += self._ids.of_choice(index)
+        return self._head + b'{"index":%d,' % index + self._content(index, piece) + choice + self._rest(index)
 
     def last_events(self, usage: Usage) -> bytes:
         """What follows the last chunk."""
@@ -159,6 +186,10 @@ class Answer:
         raise NotImplementedError
 
     def _content(self, index: int, piece: Piece) -> bytes:
+        raise NotImplementedError
+
+    def _rest(self, index: int) -> bytes:
+        """Of a chunk, from the end of its choice on."""
         raise NotImplementedError
 
     def _logprobs(self, piece: Piece) -> BaseModel | None:
@@ -180,10 +211,18 @@ class ChatAnswer(Answer):
                 message=_message(piece),
                 logprobs=self._logprobs(piece),
                 finish_reason=_finish(piece),
+                token_ids=list(piece.token_ids) if self._ids else None,
             )
             for index, piece in enumerate(choices)
         ]
-        answer = ChatCompletion(id=self.id, created=self.created, model=self.model, choices=done, usage=usage)
+        answer = ChatCompletion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=done,
+            usage=usage,
+            prompt_token_ids=self._ids.prompts[0] if self._ids else None,
+        )
         return answer.model_dump_json().encode()
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
@@ -202,6 +241,11 @@ class ChatAnswer(Answer):
             delta["tool_calls"] = [_delta_of(call) for call in piece.calls]
         return b'"delta":' + _encode(delta)
 
+    def _rest(self, index: int) -> bytes:
+        """All choices have one prompt: it is told beside them."""
+        prompt = self._ids.of_prompt(0) if self._ids else b""
+        return b"}]" + prompt + self._tail[1:]
+
 
 class CompletionAnswer(Answer):
     prefix = "cmpl-"
@@ -210,7 +254,12 @@ class CompletionAnswer(Answer):
     def whole(self, choices: list[Piece], usage: Usage) -> bytes:
         done = [
             CompletionChoice(
-                index=index, text=piece.text, logprobs=self._logprobs(piece), finish_reason=_finish(piece)
+                index=index,
+                text=piece.text,
+                logprobs=self._logprobs(piece),
+                finish_reason=_finish(piece),
+                token_ids=list(piece.token_ids) if self._ids else None,
+                prompt_token_ids=self._ids.prompts[index] if self._ids else None,
             )
             for index, piece in enumerate(choices)
         ]
@@ -222,6 +271,10 @@ class CompletionAnswer(Answer):
 
     def _content(self, index: int, piece: Piece) -> bytes:
         return b'"text":' + _encode(piece.text)
+
+    def _rest(self, index: int) -> bytes:
+        prompt = self._ids.of_prompt(index) if self._ids else b""
+        return prompt + b"}" + self._tail
 
 
 def _message(piece: Piece) -> AssistantMessage:

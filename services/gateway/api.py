@@ -8,7 +8,16 @@ from opentelemetry.trace import Tracer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from services.gateway import openapi, pipelines_api, refusals, requests_api, timeline_api, tokenize_api, web
+from services.gateway import (
+    board_api,
+    openapi,
+    pipelines_api,
+    refusals,
+    requests_api,
+    timeline_api,
+    tokenize_api,
+    web,
+)
 from services.gateway.access import AccessControl
 from services.gateway.answers import (
     ChatAnswer,
@@ -18,6 +27,7 @@ from services.gateway.answers import (
     Model,
     ModelList,
 )
+from services.gateway.board import Board
 from services.gateway.bounds import HeaderLimit
 from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
@@ -27,7 +37,8 @@ from services.gateway.openapi import ERRORS, generated, plain
 from services.gateway.pipelines_api import Scaler
 from services.gateway.readers import ReaderTimeout
 from services.gateway.refusals import RETRY_AFTER_S, retry_after
-from services.gateway.response_answer import ResponseAnswer, ResponseObject
+from services.gateway.response_answer import ResponseAnswer
+from services.gateway.response_object import ResponseObject
 from services.gateway.response_request import ResponseRequest
 from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.serving import Serving
@@ -47,6 +58,7 @@ _ENDPOINTS = frozenset(
         "responses",
         "requests",
         "pipelines",
+        "board",
         "timeline",
     )
 )
@@ -136,6 +148,7 @@ def create_app(
 
     timeline_api.install(app, service.requests, engine, kept, config)
     requests_api.install(app, service.requests, engine, exposed=config.gateway.exposed)
+    board_api.install(app, Board(engine, service.requests), exposed=config.gateway.exposed)
     pipelines_api.install(app, engine, config, scaler)
     tokenize_api.install(app, service, tokenizer)
 

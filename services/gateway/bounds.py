@@ -60,5 +60,5 @@ class HeaderLimit:
         )
         record = record_of(scope)
         if record is not None:
-            record.failed(failure.outcome, failure.message)
+            record.failed(failure.outcome, failure.cause)
         await Response(failure.body(), failure.status, media_type="application/json")(scope, receive, send)

@@ -8,6 +8,8 @@ from typing import Any
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.inquiries import Inquiries
 from services.gateway.jobs import OpenJob, OpenJobs
+from services.gateway.peers import Gateways
+from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import GONE_S, News, Pipelines, PipelineState, Server
 from services.gateway.routing import Router
 from shared.bus import Bus, Delivery, Subscription
@@ -57,6 +59,7 @@ class BusEngine:
         self._clock = clock or MonotonicClock()
         self._jobs = OpenJobs(self._clock)
         self._pipelines = Pipelines(config.parallel.replicas, self._clock.now())
+        self._gateways = Gateways(bus.instance)
         self._router = Router(config.scheduler.max_batch_size)
         block_size = config.kv.block_size if config.kv.prefix_capacity else None
         self._dispatcher = Dispatcher(
@@ -88,6 +91,10 @@ class BusEngine:
     @property
     def cost(self) -> CostModel:
         return self._pipelines.cost
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
 
     @property
     def pipelines(self) -> list[PipelineState]:
@@ -188,6 +195,12 @@ class BusEngine:
                 for prefix in delivery.body.prefixes:
                     self._router.kept(delivery.body.pipeline, prefix)
 
+    async def watch_gateways(self, hellos: Subscription) -> None:
+        """Loop: note which other gateways there are."""
+        async for delivery in hellos:
+            if isinstance(delivery.body, Hello):
+                self._gateways.hear(delivery.body, self._clock.now())
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let the open ones finish for up to `seconds`, then fail the rest."""
         self._draining = True
@@ -222,8 +235,14 @@ class BusEngine:
         for pipeline in self._pipelines.members:
             await self._dispatcher.abort(job_id, pipeline)
 
+    async def look(self) -> list[PipelineView]:
+        """See `Engine.look`."""
+        return await self._inquiries.look(self.pipelines)
+
     async def metrics(self) -> str:
-        return await self._inquiries.metrics(self._pipelines.members)
+        return await self._inquiries.metrics(
+            self._pipelines.members, self._gateways.others(self._clock.now())
+        )
 
     def _note_hello(self, delivery: Delivery) -> None:
         hello = delivery.body

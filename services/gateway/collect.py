@@ -1,6 +1,7 @@
 """One Prometheus page for the whole application, out of the metrics of its services."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -9,6 +10,8 @@ from prometheus_client.registry import Collector
 from shared.messages import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+UP = Metric("skipjoin_up", "Whether the service answered when its metrics were collected.", "gauge")
 
 
 class _Merged(Collector):
@@ -19,25 +22,36 @@ class _Merged(Collector):
         yield from self._metrics
 
 
-def render(own: CollectorRegistry, services: Mapping[tuple[int, str], list[MetricFamily] | None]) -> str:
-    """Text format of this process's metrics and those of `services`, by pipeline and name (None: it did not
-    answer).
+class Source(NamedTuple):
+    """Of metrics. pipeline: None for what belongs to none; gateway: which one it is, of those there are"""
+
+    service: str
+    pipeline: int | None = None
+    gateway: str | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Of its series. The first pipeline's are the same, whether others come and go or not. Gateways are
+        all alike, so that each is named.
+        """
+        if self.gateway is not None:
+            return {"gateway": self.gateway}
+        return {"pipeline": str(self.pipeline)} if self.pipeline else {}
+
+
+def render(services: Mapping[Source, list[MetricFamily] | None]) -> str:
+    """Text format of the metrics of all services (None: it did not answer).
 
     Families of the same name become one; what several services measure carries a label that tells them apart.
-    So do pipelines but the first: its series are the same, whether others come and go or not.
     """
-    merged: dict[str, Metric] = {}
-    for family in own.collect():
-        merged[family.name] = family
-    up = Metric("skipjoin_up", "Whether the service answered when its metrics were collected.", "gauge")
-    merged[up.name] = up
-    for (pipeline, service), families in services.items():
-        whose = {"pipeline": str(pipeline)} if pipeline else {}
-        up.add_sample(up.name, {"service": service, **whose}, 0.0 if families is None else 1.0)
+    up = Metric(UP.name, UP.documentation, UP.type)
+    merged: dict[str, Metric] = {up.name: up}
+    for source, families in services.items():
+        up.add_sample(up.name, {"service": source.service, **source.labels}, 0.0 if families is None else 1.0)
         for family in families or ():
             metric = merged.setdefault(family.name, Metric(family.name, family.documentation, family.kind))
             for sample in family.samples:
-                metric.add_sample(sample.name, {**sample.labels, **whose}, sample.value)
+                metric.add_sample(sample.name, {**sample.labels, **source.labels}, sample.value)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Merged(merged.values()))
     return generate_latest(registry).decode()

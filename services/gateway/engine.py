@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from shared.costmodel import CostModel
 from shared.ids import JobId
@@ -31,6 +32,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def draining(self) -> bool:
+        """The gateway shuts down: streams that never end by themselves must end now."""
+        ...
+
+    @property
     def cost(self) -> CostModel:
         """What iterations cost, as far as is known."""
         ...
@@ -48,6 +54,10 @@ class Engine(Protocol):
 
     async def explain(self, job_id: JobId) -> Explanation:
         """What the scheduler knows of a job of whichever gateway. Raises NotReady if it does not answer."""
+        ...
+
+    async def look(self) -> list[PipelineView]:
+        """What all pipelines look like now, by number; those that do not answer too."""
         ...
 
     async def abort(self, job_id: JobId) -> None:

@@ -1,10 +1,12 @@
-"""What the gateway asks the services of pipelines: what became of a job, and their metrics."""
+"""What the gateway asks services: what became of a job, what they do now, and their metrics."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from services.gateway.collect import render
-from shared.bus import Bus
+from services.gateway.collect import Source, render
+from services.gateway.pipeline_view import PipelineView
+from services.gateway.pipelines import PipelineState
+from shared.bus import Bus, Delivery
 from shared.errors import BusError, NotReady
 from shared.ids import JobId
 from shared.messages import (
@@ -12,14 +14,18 @@ from shared.messages import (
     CollectMetrics,
     Explain,
     Explanation,
+    KVView,
+    Look,
     MetricFamily,
     Metrics,
+    SchedulerView,
     Timelines,
 )
 from shared.metrics import Registry
 
 _METRICS_TIMEOUT_S = 1.0
 _EXPLAIN_TIMEOUT_S = 2.0
+_LOOK_TIMEOUT_S = 1.0
 
 
 class Inquiries:
@@ -57,6 +63,10 @@ class Inquiries:
             raise NotReady(f"the scheduler answered {type(answer.body).__name__}")
         return answer.body
 
+    async def look(self, pipelines: Iterable[PipelineState]) -> list[PipelineView]:
+        """What each of them looks like now."""
+        return await asyncio.gather(*(self._look(each) for each in pipelines))
+
     async def timelines(
         self, pipelines: Iterable[int], job_ids: Sequence[JobId] | None = None, seconds: float = 0.0
     ) -> list[Timelines]:
@@ -73,14 +83,41 @@ class Inquiries:
             return None  # it is being replaced; what it knew of unfinished jobs is lost with it
         return answer.body if isinstance(answer.body, Timelines) else None
 
-    async def metrics(self, pipelines: Iterable[int]) -> str:
-        """The page of the whole application."""
-        asked = [(pipeline, service) for pipeline in pipelines for service in self._services]
-        answers = await asyncio.gather(*(self._collect(*each) for each in asked))
-        return render(self._registry.collector, dict(zip(asked, answers, strict=True)))
+    async def _look(self, state: PipelineState) -> PipelineView:
+        subjects = self._bus.subjects.pipeline(state.pipeline)
+        scheduler, kv = await asyncio.gather(
+            self._look_at(subjects.scheduler_look), self._look_at(subjects.kv_look)
+        )
+        view = PipelineView(state.pipeline, state.failure)
+        if scheduler is not None and isinstance(scheduler.body, SchedulerView):
+            view = view._replace(instance=scheduler.source, scheduler=scheduler.body)
+        if kv is not None and isinstance(kv.body, KVView):
+            view = view._replace(kv=kv.body)
+        return view
 
-    async def _collect(self, pipeline: int, service: str) -> list[MetricFamily] | None:
-        subject = self._bus.subjects.pipeline(pipeline).metrics(service)
+    async def _look_at(self, subject: str) -> Delivery | None:
+        try:
+            return await self._bus.request(subject, Look(), timeout=_LOOK_TIMEOUT_S)
+        except BusError:
+            return None  # shown as away
+
+    async def metrics(self, pipelines: Iterable[int], gateways: Iterable[str]) -> str:
+        """The page of the whole application, the same whichever gateway is asked.
+
+        gateways: the other ones
+        """
+        subjects = self._bus.subjects
+        asked: dict[Source, str] = {
+            Source(service, pipeline=pipeline): subjects.pipeline(pipeline).metrics(service)
+            for pipeline in pipelines
+            for service in self._services
+        }
+        asked |= {Source("gateway", gateway=name): subjects.gateway_metrics(name) for name in gateways}
+        answers = await asyncio.gather(*map(self._collect, asked.values()))
+        own = Source("gateway", gateway=self._bus.instance)
+        return render({own: self._registry.export().families, **dict(zip(asked, answers, strict=True))})
+
+    async def _collect(self, subject: str) -> list[MetricFamily] | None:
         try:
             answer = await self._bus.request(subject, CollectMetrics(), timeout=_METRICS_TIMEOUT_S)
         except BusError:

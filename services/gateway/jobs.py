@@ -136,7 +136,8 @@ class OpenJobs:
     def deliver(self, batch: TokenBatch) -> bool:
         """Hand new tokens to their jobs; those of closed jobs are dropped. Returns whether a job is stale."""
         stale = False
-        for item in batch.items:
+        # Whoever is woken first is answered first: first tokens do not wait for everybody's next ones.
+        for item in sorted(batch.items, key=_goes_on):
             job = self._jobs.get(item.job_id)
             if job is not None and job.pipeline == batch.pipeline:
                 job.take(item)
@@ -185,3 +186,7 @@ class OpenJobs:
         """Forget the job. Returns True if a scheduler may still hold it, so that it must be aborted."""
         job = self._jobs.pop(job_id, None)
         return job is not None and job.held
+
+
+def _goes_on(item: JobTokens) -> bool:
+    return item.start > 0

@@ -79,17 +79,26 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self._open: dict[str, OpenRequest] = {}
+        self._of_job: dict[JobId, OpenRequest] = {}
         self._ended: OrderedDict[str, OpenRequest] = OrderedDict()
 
     def add(self, request: OpenRequest) -> None:
         self._open[request.answer_id] = request
+        self._of_job.update(dict.fromkeys(request.job_ids, request))
 
     def close(self, request: OpenRequest) -> None:
         del self._open[request.answer_id]
+        for job_id in request.job_ids:
+            del self._of_job[job_id]
         request.close()
         self._ended[request.answer_id] = request
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
+
+    def name_of(self, job_id: JobId) -> str | None:
+        """The request id of an unfinished request's job."""
+        request = self._of_job.get(job_id)
+        return request.request_id if request is not None else None
 
     def unfinished(self) -> list[OpenRequest]:
         return list(self._open.values())

@@ -78,6 +78,15 @@ class Failure(msgspec.Struct, frozen=True):
     outcome: str = "refused"
     unexpected: bool = False
 
+    @property
+    def cause(self) -> str:
+        """For logs and traces: what was refused is named by its code and field, as the message may quote the
+        client's text.
+        """
+        if self.outcome != "refused":
+            return self.message
+        return f"{self.code}: {self.param}" if self.param else self.code or self.message
+
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
@@ -141,7 +150,7 @@ def install(app: FastAPI) -> None:
             failure = msgspec.structs.replace(failure, message=text)
         record = record_of(request.scope)
         if record is not None:
-            record.failed(failure.outcome, failure.message)
+            record.failed(failure.outcome, failure.cause)
         return Response(failure.body(), failure.status, failure.headers, "application/json")
 
     app.add_exception_handler(Exception, answer)  # logged by the server too

@@ -1,122 +1,44 @@
 """The answers of /v1/responses: one object, or the events that build it up.
 
-    created, in_progress ─> output_item.added, content_part.added ─> output_text.delta …
-        ─> output_text.done, content_part.done, output_item.done ─> completed | incomplete
+    created, in_progress ─> [message] ─> [call]… ─> completed | incomplete
+    message: output_item.added, content_part.added ─> output_text.delta …
+        ─> output_text.done, content_part.done, output_item.done
+    call: output_item.added ─> function_call_arguments.delta …
+        ─> function_call_arguments.done, output_item.done
     at any time ─> failed
 
 Every event carries the next `sequence_number`. There is no `[DONE]`: the last event says that it is the last.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
 
 from services.gateway.answers import Answer, Usage
 from services.gateway.logprobs import ScoredToken, TokenNames
 from services.gateway.refusals import Failure
-from services.gateway.response_request import ResponseRequest
+from services.gateway.response_object import (
+    IncompleteDetails,
+    ItemStatus,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+    TextSettings,
+)
+from services.gateway.response_request import ResponseRequest, ResponseTextFormat
 from services.gateway.streaming import Piece
+from services.gateway.structured.calls import CallDelta
 from shared.ids import JobId
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
 _encode = msgspec.json.encode
-
-
-class OutputText(BaseModel):
-    type: Literal["output_text"] = "output_text"
-    text: str = Field(description="the answer")
-    annotations: list[Any] = Field(default=[], description="always empty")
-    logprobs: list[ScoredToken] = Field(
-        default=[], description="of the tokens that begin in the text, if asked for"
-    )
-
-
-class OutputMessage(BaseModel):
-    type: Literal["message"] = "message"
-    id: str = Field(description="msg_ and 16 hexadecimal digits")
-    status: ItemStatus = Field(description="incomplete: cut at its longest length, or it failed")
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText] = Field(description="one part")
-
-
-class InputTokensDetails(BaseModel):
-    cached_tokens: int = Field(description="whose computation an earlier request had done already")
-    cache_write_tokens: int = Field(default=0, description="always 0: what is kept costs nothing")
-
-
-class OutputTokensDetails(BaseModel):
-    reasoning_tokens: int = Field(default=0, description="always 0")
-
-
-class ResponseUsage(BaseModel):
-    """Token counts; the stop token is an output token."""
-
-    input_tokens: int = Field(description="of the whole conversation")
-    input_tokens_details: InputTokensDetails = Field(description="what the input cost")
-    output_tokens: int = Field(description="of the answer")
-    output_tokens_details: OutputTokensDetails = Field(description="what the answer is made of")
-    total_tokens: int = Field(description="both together")
-
-    @classmethod
-    def of(cls, usage: Usage) -> "ResponseUsage":
-        return cls(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
-            total_tokens=usage.total_tokens,
-        )
-
-
-class ResponseError(BaseModel):
-    code: str = Field(description="server_error, or what went wrong")
-    message: str = Field(description="for people")
-
-
-class IncompleteDetails(BaseModel):
-    reason: Literal["max_output_tokens"] = Field(description="the answer was cut at its longest length")
-
-
-class PlainText(BaseModel):
-    type: Literal["text"] = "text"
-
-
-class TextSettings(BaseModel):
-    format: PlainText = Field(default=PlainText(), description="always plain text")
-
-
-class ResponseObject(BaseModel):
-    """An answer, as far as it is. Fields of the request come back in it."""
-
-    id: str = Field(description="resp_ and 16 hexadecimal digits; /v1/requests knows it")
-    object: Literal["response"] = "response"
-    created_at: int = Field(description="seconds since 1970")
-    completed_at: int | None = Field(default=None, description="seconds since 1970; null before its end")
-    status: Status = Field(description="incomplete: cut at its longest length")
-    error: ResponseError | None = Field(default=None, description="why it failed")
-    incomplete_details: IncompleteDetails | None = Field(default=None, description="why it is not complete")
-    model: str = Field(description="that generated it")
-    output: list[OutputMessage] = Field(default=[], description="one message, once there is text")
-    usage: ResponseUsage | None = Field(default=None, description="null before the end")
-    instructions: str | None = Field(description="the request's")
-    max_output_tokens: int | None = Field(description="the request's, tokens")
-    metadata: dict[str, str] = Field(description="the request's")
-    temperature: float = Field(description="the request's, or 1")
-    top_p: float = Field(description="the request's, or 1")
-    top_logprobs: int = Field(description="the request's, or 0")
-    truncation: Literal["auto", "disabled"] = Field(description="the request's, or disabled")
-    user: str | None = Field(description="the request's")
-    text: TextSettings = Field(default=TextSettings(), description="format of the answer")
-    tools: list[Any] = Field(default=[], description="always empty")
-    tool_choice: Literal["none"] = "none"
-    parallel_tool_calls: Literal[False] = False
-    previous_response_id: None = Field(default=None, description="always null: nothing is stored")
-    store: Literal[False] = False
-    background: Literal[False] = False
+_PLAIN = ResponseTextFormat.model_validate({"type": "text"})
 
 
 class ResponseAnswer(Answer):
@@ -133,73 +55,125 @@ class ResponseAnswer(Answer):
         *,
         include_usage: bool,
         names: TokenNames | None,
+        prompts: Sequence[list[int]] | None = None,
     ) -> None:
-        super().__init__(job_id, model, include_usage=include_usage, names=names)
+        super().__init__(job_id, model, include_usage=include_usage, names=names, prompts=prompts)
         self._request = request
-        self._item_id = f"msg_{job_id:016x}"
+        self._digits = f"{job_id:016x}"
         self._sequence = 0
-        self._begun = False
+        self._items: list[OutputItem] = []
+        self._open = False
+        """The last item is still being added to."""
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
         self._finish: str | None = None
-        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._place = {"item_id": f"msg_{self._digits}", "output_index": 0, "content_index": 0}
         start = _encode({"type": "response.output_text.delta", **self._place})
         self._delta = b"event: response.output_text.delta\ndata: " + start[:-1]
 
     def first_events(self) -> bytes:
-        body = self._response("in_progress").model_dump()
+        body = _dump(self._response("in_progress"))
         return self._event("response.created", response=body) + self._event(
             "response.in_progress", response=body
         )
 
     def chunk(self, index: int, piece: Piece) -> bytes:
-        if not piece.text and piece.finish is None:
-            return b""
-        event = b"" if self._begun else self._begin()
-        self._text.append(piece.text)
-        scored = self._logprobs_of(piece)
-        self._scored += scored
-        if piece.text or scored:
-            event += self._text_delta(piece.text, scored)
+        event = b""
+        if piece.text or (piece.finish is not None and not piece.calls and not self._items):
+            event += self._add_text(piece.text, self._logprobs_of(piece))
+        for call in piece.calls:
+            event += self._add_call(call)
         if piece.finish is not None:
             self._finish = piece.finish
-            event += self._end()
+            event += self._close(_status(piece.finish))
         return event
 
     def last_events(self, usage: Usage) -> bytes:
         status = _status(self._finish)
-        response = self._response(status, [self._message(status)], usage)
-        return self._event(f"response.{status}", response=response.model_dump())
+        return self._event(f"response.{status}", response=_dump(self._response(status, usage)))
 
     def failed(self, failure: Failure) -> bytes:
-        output = [self._message("incomplete")] if self._begun else []
-        response = self._response("failed", output)
+        if self._open:
+            self._settle(self._items[-1], "incomplete")
+        response = self._response("failed")
         response.error = ResponseError(code=failure.code or "server_error", message=failure.message)
-        return self._event("response.failed", response=response.model_dump())
+        return self._event("response.failed", response=_dump(response))
 
     def whole(self, choices: list[Piece], usage: Usage) -> bytes:
         (piece,) = choices
-        self._text, self._scored = [piece.text], self._logprobs_of(piece)
-        status = _status(piece.finish)
-        return self._response(status, [self._message(status)], usage).model_dump_json().encode()
+        self.chunk(0, piece)  # for the items
+        return self._response(_status(piece.finish), usage).model_dump_json(by_alias=True).encode()
 
-    def _begin(self) -> bytes:
-        self._begun = True
-        item = OutputMessage(id=self._item_id, status="in_progress", content=[])
-        return self._event(
-            "response.output_item.added", output_index=0, item=item.model_dump()
-        ) + self._event("response.content_part.added", **self._place, part=OutputText(text="").model_dump())
+    # ------------------------------------------------------------ items
 
-    def _end(self) -> bytes:
-        message = self._message(_status(self._finish))
-        part = message.content[0].model_dump()
-        return (
-            self._event(
-                "response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]
+    def _add_text(self, text: str, scored: list[ScoredToken]) -> bytes:
+        event = b""
+        if not self._items:
+            self._open = True
+            self._items.append(OutputMessage(id=f"msg_{self._digits}", status="in_progress", content=[]))
+            event = self._added(self._items[0]) + self._event(
+                "response.content_part.added", **self._place, part=OutputText(text="").model_dump()
             )
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=message.model_dump())
+        self._text.append(text)
+        self._scored += scored
+        return event + self._text_delta(text, scored) if text or scored else event
+
+    def _add_call(self, delta: CallDelta) -> bytes:
+        event = b""
+        if delta.id is not None and delta.name is not None:
+            event = self._close("completed")
+            self._open = True
+            item = OutputCall(
+                id=f"fc_{self._digits}{delta.number:02x}",
+                call_id=delta.id,
+                name=delta.name,
+                arguments="",
+                status="in_progress",
+            )
+            self._items.append(item)
+            event += self._added(item)
+        call = self._items[-1]
+        assert isinstance(call, OutputCall)  # its first delta has its name
+        if delta.arguments:
+            call.arguments += delta.arguments
+            event += self._event(
+                "response.function_call_arguments.delta", **self._place_of(call), delta=delta.arguments
+            )
+        return event
+
+    def _close(self, status: ItemStatus) -> bytes:
+        """End the item that is being added to, if one is."""
+        if not self._open:
+            return b""
+        self._open = False
+        item = self._items[-1]
+        self._settle(item, status)
+        if isinstance(item, OutputCall):
+            event = self._event(
+                "response.function_call_arguments.done", **self._place_of(item), arguments=item.arguments
+            )
+        else:
+            part = item.content[0].model_dump()
+            event = self._event(
+                "response.output_text.done", **self._place, text=part["text"], logprobs=part["logprobs"]
+            ) + self._event("response.content_part.done", **self._place, part=part)
+        return event + self._event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=item.model_dump()
         )
+
+    def _settle(self, item: OutputItem, status: ItemStatus) -> None:
+        item.status = status
+        if isinstance(item, OutputMessage):
+            item.content = [OutputText(text="".join(self._text), logprobs=self._scored)]
+
+    def _added(self, item: OutputItem) -> bytes:
+        index = len(self._items) - 1
+        return self._event("response.output_item.added", output_index=index, item=item.model_dump())
+
+    def _place_of(self, call: OutputCall) -> dict[str, Any]:
+        return {"item_id": call.id, "output_index": len(self._items) - 1}
+
+    # ------------------------------------------------------------ events and objects
 
     def _text_delta(self, text: str, scored: list[ScoredToken]) -> bytes:
         logprobs = _encode([each.model_dump() for each in scored]) if scored else b"[]"
@@ -215,17 +189,12 @@ class ResponseAnswer(Answer):
         self._sequence += 1
         return number
 
-    def _message(self, status: ItemStatus) -> OutputMessage:
-        part = OutputText(text="".join(self._text), logprobs=self._scored)
-        return OutputMessage(id=self._item_id, status=status, content=[part])
-
     def _logprobs_of(self, piece: Piece) -> list[ScoredToken]:
         return self._names.chat(piece.logprobs).content if self._names else []
 
-    def _response(
-        self, status: Status, output: list[OutputMessage] | None = None, usage: Usage | None = None
-    ) -> ResponseObject:
+    def _response(self, status: Status, usage: Usage | None = None) -> ResponseObject:
         request = self._request
+        tools = request.tools or []
         return ResponseObject(
             id=self.id,
             created_at=self.created,
@@ -235,7 +204,7 @@ class ResponseAnswer(Answer):
                 IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None
             ),
             model=self.model,
-            output=output or [],
+            output=self._items,
             usage=ResponseUsage.of(usage) if usage else None,
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
@@ -245,7 +214,15 @@ class ResponseAnswer(Answer):
             top_logprobs=request.top_logprobs or 0,
             truncation=request.truncation or "disabled",
             user=request.user,
+            text=TextSettings(format=(request.text and request.text.format) or _PLAIN),
+            tools=tools,
+            tool_choice=(request.tool_choice or "auto") if tools else "none",
+            parallel_tool_calls=bool(tools) and request.parallel_tool_calls is not False,
         )
+
+
+def _dump(response: ResponseObject) -> dict[str, Any]:
+    return response.model_dump(by_alias=True)
 
 
 def _status(finish: str | None) -> Literal["completed", "incomplete"]:

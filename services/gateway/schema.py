@@ -14,11 +14,11 @@ from services.gateway.strict import Strict
 from services.gateway.structured.fields import (
     MOST_TOOLS,
     EarlierCall,
-    NamedTool,
     ResponseFormat,
     Tool,
     ToolChoice,
 )
+from services.gateway.structured.form import Form, Paths, check_results, check_tools, form_of
 from services.gateway.unsupported import without_neutral
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
@@ -125,6 +125,11 @@ class GenerationRequest(Strict):
         return False
 
     @property
+    def reports_ids(self) -> bool:
+        """Whether the answer has token ids in it."""
+        return False
+
+    @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
@@ -136,6 +141,9 @@ class ChoicesRequest(GenerationRequest):
     max_tokens: int | None = Field(None, ge=1, description="longest answer, tokens")
     n: int | None = Field(None, ge=1, le=128, description="answers to each prompt (default 1)")
     best_of: int | None = Field(None, ge=1, description="only the same as n: all answers are returned")
+    return_token_ids: bool | None = Field(
+        None, description="report the ids of the prompt's and the answer's tokens (default false)"
+    )
 
     @model_validator(mode="after")
     def _options_need_stream(self) -> "ChoicesRequest":
@@ -160,6 +168,10 @@ class ChoicesRequest(GenerationRequest):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def reports_ids(self) -> bool:
+        return bool(self.return_token_ids)
 
 
 class TextPart(Strict):
@@ -207,6 +219,17 @@ class Message(Strict):
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "\n".join(part.text for part in self.content)
+
+
+def check_turns(messages: list[Message]) -> None:
+    """Raises PydanticCustomError for the result of a call that nobody has made."""
+    check_results(
+        (f"messages[{i}].tool_call_id", [call.id for call in each.tool_calls or ()], each.tool_call_id)
+        for i, each in enumerate(messages)
+    )
+
+
+_CHAT_PATHS = Paths("response_format", "response_format.json_schema.schema", "tools[{}].function.parameters")
 
 
 class ChatRequest(ChoicesRequest):
@@ -257,55 +280,17 @@ class ChatRequest(ChoicesRequest):
         return self
 
     @model_validator(mode="after")
-    def _choice_of_tools(self) -> "ChatRequest":
+    def _tools_and_results(self) -> "ChatRequest":
         names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise PydanticCustomError("value", "two are called {name}", {"param": "tools", "name": twice})
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise PydanticCustomError("value", "names none of the tools", {"param": "tool_choice"})
-        if not names and self.tool_choice == "required":
-            raise PydanticCustomError("value", "only allowed with tools", {"param": "tool_choice"})
-        if not names and self.parallel_tool_calls is False:
-            raise PydanticCustomError("value", "only allowed with tools", {"param": "parallel_tool_calls"})
-        return self
-
-    @model_validator(mode="after")
-    def _results_of_calls(self) -> "ChatRequest":
-        made: set[str] = set()
-        for i, message in enumerate(self.messages):
-            made.update(call.id for call in message.tool_calls or ())
-            if message.tool_call_id is not None and message.tool_call_id not in made:
-                raise PydanticCustomError(
-                    "value",
-                    "names no call of an earlier turn",
-                    {"param": f"messages[{i}].tool_call_id"},
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _a_complete_form_ends(self) -> "ChatRequest":
-        if self.ignore_eos and self.prescribes_form:
-            raise PydanticCustomError(
-                "value",
-                "not allowed with response_format or tools: nothing can follow a complete answer",
-                {"param": "ignore_eos"},
-            )
+        check_tools(names, self.tool_choice, self.parallel_tool_calls, self.ignore_eos, self.form)
+        check_turns(self.messages)
         return self
 
     @property
-    def offered_tools(self) -> list[Tool]:
-        """Those that the model may call, and is shown."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def prescribes_form(self) -> bool:
-        """Whether not every text is an answer."""
-        return self.prescribes_text or bool(self.offered_tools)
-
-    @property
-    def prescribes_text(self) -> bool:
-        return self.response_format is not None and self.response_format.type != "text"
+    def form(self) -> Form:
+        return form_of(
+            self.response_format, self.tools, self.tool_choice, self.parallel_tool_calls, _CHAT_PATHS
+        )
 
     @property
     def prompt_field(self) -> str:

@@ -51,6 +51,8 @@ class GatewayService(Service):
         self.supervisor.start("tell others", exchange.tell_others())
         self.supervisor.start("tokens", self._engine.receive_tokens())
         self.supervisor.start("schedulers", self._engine.watch_schedulers())
+        hellos = await self.bus.subscribe(self.bus.subjects.hello(self.name))
+        self.supervisor.start("gateways", self._engine.watch_gateways(hellos))
         orders = await self.bus.subscribe(self.bus.subjects.drain)
         self.supervisor.start("drain", self._drain_when_told(orders))
         self.supervisor.start("prefixes", self._engine.watch_prefixes())
@@ -82,6 +84,11 @@ class GatewayService(Service):
         keys = load(Path(gateway.keys_file).expanduser())
         self.log.info("%d API keys: %s", len(keys), ", ".join(key.name for key in keys))
         return Keyring(keys, self.clock)
+
+    @property
+    def metrics_subject(self) -> str:
+        """Its own: whichever gateway is scraped asks every other one."""
+        return self.bus.subjects.gateway_metrics(self.bus.instance)
 
     def hello(self) -> Hello:
         ready, reason = self._engine.ready

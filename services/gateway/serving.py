@@ -54,6 +54,7 @@ class Serving:
         self.requests = OpenRequests()
         self._timelines = timelines
         self._config = config.gateway
+        self._logs_prompts = config.logging.prompts
         self._backlog = Backlog(
             config.gateway.max_queued_requests,
             config.gateway.max_queued_tokens,
@@ -76,12 +77,14 @@ class Serving:
         """
         record = record_of(request.scope)
         assert record is not None  # the middleware covers /v1
+        record.request_id = body.request_id or record.request_id
+        access = access_of(request.scope)
+        key = access.key.name if access else None
+        record.log.received(record.request_id, stream=bool(body.stream), choices=body.choices, key=key)
         self.admission.check_model(body.model)
         limits = self._limits_when_ready()
         check_choices(body.choices, self._config)
         deadline = deadline_of(request, body.timeout, self._config.max_timeout_s)
-        record.request_id = body.request_id or record.request_id
-        access = access_of(request.scope)
         if access is not None:
             access.begin()
             record.held.callback(access.end)
@@ -108,18 +111,23 @@ class Serving:
             for choice, job in enumerate(jobs)
         ]
         choices = Choices(generations, body.choices)
+        job_ids = [job.submit.job_id for job in jobs]
+        record.submits(job_ids, choices.prompt_tokens, self._prompts(jobs, body.choices))
         place.progress = choices
         first = jobs[0].submit
         names = None if first.sampling.logprobs is None else self._tokenizer.names
-        answer = answer_type(first.job_id, self.model, include_usage=body.include_usage, names=names)
+        prompts = [job.submit.prompt for job in jobs] if body.reports_ids else None
+        answer = answer_type(
+            first.job_id, self.model, include_usage=body.include_usage, names=names, prompts=prompts
+        )
         record.generates(first, jobs[0].stops, choices=len(jobs), stream=bool(body.stream), answer=answer.id)
         interruption = Interruption(deadline, record.waited)
         opened = OpenRequest(
             record.request_id,
             answer.id,
             record.endpoint,
-            access.key.name if access else None,
-            [job.submit.job_id for job in jobs],
+            key,
+            job_ids,
             choices,
             interruption,
             waited=record.waited,
@@ -140,6 +148,12 @@ class Serving:
         return Model(
             id=self.model, created=self.created, max_model_len=limits.max_model_len if limits else None
         )
+
+    def _prompts(self, jobs: list[Job], n: int) -> list[str] | None:
+        """Their text, of each prompt once; None unless it is to be logged."""
+        if not self._logs_prompts:
+            return None
+        return [self._tokenizer.decode(job.submit.prompt) for job in jobs[::n]]
 
     def _limits_when_ready(self) -> Limits:
         ready, reason = self.engine.ready

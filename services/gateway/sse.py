@@ -48,7 +48,7 @@ class EventStream(Response):
             await self._stream(receive, noting)
         except ClientGone as gone:
             failure = describe(gone)
-            self._record.failed(failure.outcome, failure.message)
+            self._record.failed(failure.outcome, failure.cause)
         except ReaderStuck:
             raise
         except Exception as error:
@@ -57,7 +57,7 @@ class EventStream(Response):
             # The status line is gone: the client learns of the failure from an event, and never sees a
             # finish reason that did not happen. The jobs have ended, so that it may take its time.
             failure = describe(error)
-            self._record.failed(failure.outcome, failure.message)
+            self._record.failed(failure.outcome, failure.cause)
             if failure.unexpected:
                 log.exception("a stream failed")
             event = self._answer.failed(failure)
@@ -66,6 +66,7 @@ class EventStream(Response):
     async def _stream(self, receive: Receive, send: Send) -> None:
         async with self._interruption.guard(receive), aclosing(self._choices.pieces()) as pieces:
             await anext(pieces)
+            self._record.accepted()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             first = self._answer.first_events()
             if first:
@@ -89,6 +90,8 @@ async def whole_answer(
     """Generate to the end. Raises like `Engine.generate`, and what interrupts it."""
     parts: list[list[Piece]] = [[] for _ in range(len(choices))]
     async with interruption.guard(receive), aclosing(choices.pieces()) as pieces:
+        await anext(pieces)
+        record.accepted()
         async for index, piece in pieces:
             record.note_tokens(piece.tokens, index)
             parts[index].append(piece)
@@ -104,6 +107,7 @@ def joined(pieces: list[Piece]) -> Piece:
         pieces[-1].finish,
         tuple(scored for piece in pieces for scored in piece.logprobs),
         tuple(delta for piece in pieces for delta in piece.calls),
+        [token for piece in pieces for token in piece.token_ids],
     )
 
 

@@ -1,7 +1,7 @@
 """The generation loop of chat and completions: tokens -> characters -> stop strings -> pieces of text."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ class Piece(NamedTuple):
     finish: "stop", "length" or "tool_calls" in the last piece
     logprobs: of the tokens that begin in `text`, if the request asks for them; the stop token has none
     calls: parts of tool calls, which come after the text
+    token_ids: those tokens
     """
 
     text: str
@@ -29,6 +30,7 @@ class Piece(NamedTuple):
     finish: str | None
     logprobs: tuple[Scored, ...] = ()
     calls: tuple[CallDelta, ...] = ()
+    token_ids: Sequence[int] = ()
 
     @property
     def says_nothing(self) -> bool:
@@ -92,24 +94,24 @@ class Generation:
                 may_end = self.completion_tokens + i >= self._job.submit.min_tokens
                 texts.append(self._stops.feed(text, may_end=may_end))
             if self._stops.found:
-                return self._counted(texts, i + 1, "stop")
+                return self._counted(texts, item.tokens[: i + 1], "stop")
         if item.finish is None:
-            return self._counted(texts, len(item.tokens), None)
+            return self._counted(texts, item.tokens, None)
         may_end = self.completion_tokens + len(item.tokens) > self._job.submit.min_tokens
         texts.append(self._stops.feed(self._detokenizer.flush(), may_end=may_end))
         texts.append(self._stops.flush())
         finish = "stop" if self._stops.found else item.finish.value
-        return self._counted(texts, len(item.tokens), finish)
+        return self._counted(texts, item.tokens, finish)
 
-    def _counted(self, texts: list[str], tokens: int, finish: str | None) -> Piece:
-        self.completion_tokens += tokens
+    def _counted(self, texts: list[str], tokens: list[int], finish: str | None) -> Piece:
+        self.completion_tokens += len(tokens)
         text = "".join(texts)
         logprobs = self._unsent + self._logprobs.sent(len(text))
         if finish is not None and not self._stops.found:
             logprobs += self._logprobs.rest()
         if self._echo and (text or finish is not None):
             text, self._echo = self._echo + text, ""
-        piece = Piece(text, tokens, finish, logprobs)
+        piece = Piece(text, len(tokens), finish, logprobs, token_ids=tokens)
         if self._calls is not None:
             piece = self._with_calls(piece, self._calls)
         self.finish = piece.finish

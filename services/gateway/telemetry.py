@@ -11,13 +11,16 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.choices import Choices
+from services.gateway.request_log import RequestLog
 from services.gateway.schema import REQUEST_ID
+from shared.ids import JobId
 from shared.messages import Submit
 from shared.metrics import Registry
 from shared.tracing import context_of, traceparent_of
 
 _KEY = "skipjoin.record"
 _REQUESTS = "/v1/requests"
+_GENERATE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
@@ -50,6 +53,7 @@ class RequestRecord:
 
     def __init__(
         self,
+        method: str,
         endpoint: str,
         request_id: str,
         span: Span,
@@ -69,6 +73,10 @@ class RequestRecord:
         self._model = model
         self._last_token: dict[int, float] = {}
         self._outcome: str | None = None
+        self._cause: str | None = None
+        self._tokens = 0
+        self._submitted: tuple[Sequence[JobId], int, list[str] | None] = ((), 0, None)
+        self.log = RequestLog(method, endpoint, span, generates=method == "POST" and endpoint in _GENERATE)
 
     @property
     def waited(self) -> float:
@@ -81,6 +89,14 @@ class RequestRecord:
         start = now - round(seconds * 1e9)
         context = set_span_in_context(self._span, Context())
         self._tracer.start_span(name, context, start_time=start).end(now)
+
+    def submits(self, jobs: Sequence[JobId], prompt_tokens: int, prompts: list[str] | None) -> None:
+        """prompts: their text, if it is to be logged"""
+        self._submitted = (jobs, prompt_tokens, prompts)
+
+    def accepted(self) -> None:
+        """A scheduler has taken all that it submits."""
+        self.log.accepted(self.request_id, self.waited, *self._submitted)
 
     def generates(
         self, submit: Submit, stops: Sequence[str], *, choices: int, stream: bool, answer: str
@@ -114,7 +130,9 @@ class RequestRecord:
         if not count:
             return
         now = time.perf_counter()
+        self._tokens += count
         if not self._last_token:
+            self.log.first_token(self.request_id, now - self.arrived)
             self._metrics.first_token.observe(now - self.arrived)
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", now - self.arrived)
         elif choice in self._last_token:
@@ -133,16 +151,19 @@ class RequestRecord:
         )
         self.child("detokenize", choices.detokenize_s)
 
-    def failed(self, outcome: str, message: str) -> None:
-        self._outcome = outcome
+    def failed(self, outcome: str, cause: str) -> None:
+        """cause: without the client's own text, which may be its prompt's"""
+        self._outcome, self._cause = outcome, cause
         self._span.set_attribute("error.type", outcome)
-        self._span.set_status(StatusCode.ERROR, message)
+        self._span.set_status(StatusCode.ERROR, cause)
 
     def end(self) -> None:
         if self._outcome is None:  # answered without generating
             self._outcome = "ok"
         self._metrics.requests.labels(self.endpoint, self._outcome, str(self.status)).inc()
-        self._metrics.seconds.labels(self.endpoint).observe(self.waited)
+        seconds = self.waited
+        self._metrics.seconds.labels(self.endpoint).observe(seconds)
+        self.log.ended(self.request_id, self._outcome, self.status, seconds, self._tokens, self._cause)
         if self.status:
             self._span.set_attribute("http.response.status_code", self.status)
         self._span.end()
@@ -177,7 +198,7 @@ class Telemetry:
         try:
             await self._app(scope, receive, noting)
         except Exception as error:
-            record.failed("error", repr(error))
+            record.failed("error", type(error).__name__)
             record.status = record.status or 500  # sent further outside, after this
             raise
         except BaseException:  # cancelled from outside: the server stops, or Ray Serve saw the client leave
@@ -207,7 +228,9 @@ class Telemetry:
         )
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-        record = RequestRecord(endpoint, request_id, span, self._tracer, self._metrics, self._model)
+        record = RequestRecord(
+            scope["method"], endpoint, request_id, span, self._tracer, self._metrics, self._model
+        )
         scope[_KEY] = record
         return record
 

@@ -9,9 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway import unsupported
 from services.gateway.openapi import ERRORS
-from services.gateway.schema import Message, Strict, TokenIds
+from services.gateway.schema import Message, Strict, TokenIds, check_turns
 from services.gateway.serving import Serving
-from services.gateway.tokenizer import Tokenizer, turn
+from services.gateway.structured.fields import MOST_TOOLS, Tool
+from services.gateway.tokenizer import Tokenizer
 from services.gateway.unsupported import without_neutral
 
 
@@ -24,6 +25,9 @@ class TokenizeRequest(Strict):
     prompt: str | None = Field(None, description="a plain text")
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="a conversation, put into the model's chat template"
+    )
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = Field(
+        None, description="functions that the model is shown; only with messages"
     )
     add_special_tokens: bool | None = Field(
         None, description="begin a prompt with the model's BOS token, if it has one (default true)"
@@ -39,6 +43,9 @@ class TokenizeRequest(Strict):
     def _one_source(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("value", "send either prompt or messages", {"param": "prompt"})
+        if self.tools and self.messages is None:
+            raise PydanticCustomError("value", "only allowed with messages", {"param": "tools"})
+        check_turns(self.messages or [])
         if self.messages is not None and self.add_special_tokens is not None:
             raise PydanticCustomError(
                 "value",
@@ -69,7 +76,7 @@ def install(app: FastAPI, service: Serving, tokenizer: Tokenizer) -> None:
     async def tokenize(body: TokenizeRequest) -> Tokens:
         """Token ids of a prompt or a conversation."""
         _check_model(service, body.model)
-        ids = await asyncio.to_thread(_ids, tokenizer, body)
+        ids = await asyncio.to_thread(_ids, service, tokenizer, body)
         limits = service.engine.limits
         return Tokens(
             count=len(ids),
@@ -91,8 +98,8 @@ def _check_model(service: Serving, model: str | None) -> None:
         service.admission.check_model(model)
 
 
-def _ids(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
+def _ids(service: Serving, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat([turn(m.role, m.text) for m in body.messages])
+        return service.admission.conversation(body.messages, body.tools or [], "messages")
     special = body.add_special_tokens is not False
     return tokenizer.encode(body.prompt or "", special_tokens=special)

@@ -17,8 +17,7 @@ GENERATION: Neutral = {
     "prompt_logprobs": (), "allowed_token_ids": (), "bad_words": ([],), "structured_outputs": (),
     "guided_json": (), "guided_regex": (), "guided_choice": (),
     "guided_grammar": (), "logits_processors": (),
-    "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "kv_transfer_params": (),
-    "vllm_xargs": (),
+    "return_tokens_as_token_ids": (False,), "kv_transfer_params": (), "vllm_xargs": (),
 }  # fmt: skip
 
 CHAT: Neutral = GENERATION | {
@@ -36,17 +35,19 @@ COMPLETION: Neutral = GENERATION | {
 }  # fmt: skip
 
 RESPONSE: Neutral = GENERATION | {
-    "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
     "max_tool_calls": (), "background": (False,), "reasoning": ({},), "prompt": (),
     "service_tier": ("auto", "default"),
     "prompt_cache_key": (), "prompt_cache_retention": (), "prompt_cache_options": ({},),
-    "safety_identifier": (), "context_management": ([],), "moderation": (),
+    "safety_identifier": (), "context_management": ([],), "moderation": (), "return_token_ids": (False,),
 }  # fmt: skip
 
 RESPONSE_STORED: Neutral = {"previous_response_id": (), "conversation": (), "store": (False,)}
 NOTHING_STORED = "not supported, nothing is stored here: send the earlier turns in input"
 
-RESPONSE_TEXT: Neutral = {"format": ({"type": "text"},), "verbosity": ("medium",)}
+RESPONSE_TEXT: Neutral = {"verbosity": ("medium",)}
+
+RESPONSE_CALL: Neutral = {"namespace": (), "async": (False,), "async_": (False,), "caller": ()}
+"""`async_`: the openai package's models call it so."""
 
 MESSAGE: Neutral = {
     "name": (), "refusal": (), "function_call": (), "audio": (), "annotations": ([],), "reasoning": (),
@@ -55,7 +56,7 @@ MESSAGE: Neutral = {
 
 RESPONSE_STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,)}
 
-TOKENIZE: Neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,), "tools": ([],)}
+TOKENIZE: Neutral = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
 
 STREAM_OPTIONS: Neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
 

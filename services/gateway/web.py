@@ -1,4 +1,5 @@
-"""Pages for people: a chat at `/`, the API's description at `/docs`. All their files come from here.
+"""Pages for people: a chat at `/`, the live board at `/board`, what requests went through at `/timeline`, the
+API's description at `/docs`. All their files come from here.
 
 They hold no secret and are served without a key; what they show they ask the API for, with the key that
 their reader types in.
@@ -39,6 +40,14 @@ def install(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def chat() -> Response:
         return _page("index.html", _POLICY)
+
+    @app.get("/board", include_in_schema=False)
+    async def board() -> Response:
+        return _page("board/index.html", _POLICY)
+
+    @app.get("/timeline", include_in_schema=False)
+    async def timeline() -> Response:
+        return _page("timeline/index.html", _POLICY)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

@@ -16,6 +16,7 @@ from services.scheduler.grammars import Grammars
 from services.scheduler.history import History
 from services.scheduler.job import Job
 from services.scheduler.policy import POLICIES
+from services.scheduler.tally import Place, Tally
 from shared.config import Config
 from shared.costmodel import GUESS, CostModel
 from shared.ids import JobId, StepId, TransferId
@@ -96,6 +97,7 @@ class Scheduler:
         self._just_ran: list[Job] = []
         self._asked_for_some = False  # by the plan request that is answered next
         self.history = History(config.timeline.samples, self.depth + self._ahead)
+        self._tally = Tally()
         self.grammars = Grammars()
         self._block_size = config.kv.block_size
         self._reuses_prefixes = config.kv.prefix_capacity > 0
@@ -117,6 +119,7 @@ class Scheduler:
         self._jobs[job.job_id] = job
         self.grammars.acquire(job)
         self.policy.add(job, now)
+        self._tally.note(job)
         self.history.arrived(job, now)
         return None
 
@@ -203,6 +206,7 @@ class Scheduler:
         """
         wanted = 2 * self._batch_limit()
         for job in self.policy.promote(now):
+            self._tally.note(job)
             self.history.promoted(job, now)
         candidates: list[Candidate] = []
         for job, enst in self.policy.upcoming(now):
@@ -275,6 +279,7 @@ class Scheduler:
             if job.first_run is None:
                 job.first_run = now
             self.history.begins(job, now)
+            self._tally.note(job)
             batch.append(job)
             step_jobs.append(
                 StepJob(
@@ -381,6 +386,7 @@ class Scheduler:
         self._just_ran.append(job)
         before = job.level
         self.policy.ran(job, seconds, now)
+        self._tally.note(job)
         if job.level != before:
             self.history.level_changed(job, before, now)
 
@@ -395,6 +401,7 @@ class Scheduler:
         self.history.failed(job, now)
         if job.failures < MAX_FAILURES:
             self.policy.ran(job, 0.0, now)
+            self._tally.note(job)
             return
         out[job.reply_to].append(JobTokens(job.job_id, len(job.output), [], FinishReason.ERROR, error))
         self._end(job, FinishReason.ERROR, now)
@@ -405,6 +412,7 @@ class Scheduler:
         self.grammars.release(job)
         completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self.policy.remove(job, completed=completed)
+        self._tally.forget(job)
         self._released.append(job.job_id)
         if completed and self._reuses_prefixes and job.hash_blocks(self._block_size):
             self._ended.append(Ended(job.job_id, job.block_hashes))
@@ -427,6 +435,7 @@ class Scheduler:
             if job.in_flight:
                 job.step = None
                 self.policy.ran(job, 0.0, now)
+                self._tally.note(job)
 
     # ------------------------------------------------------------ what others may know
 
@@ -434,6 +443,19 @@ class Scheduler:
     def in_flight(self) -> int:
         """Batches sent to the stages and not back yet."""
         return len(self._steps)
+
+    @property
+    def batches(self) -> list[int]:
+        """Jobs in each of them."""
+        return [len(batch) for batch in self._steps.values()]
+
+    @property
+    def policy_name(self) -> str:
+        return self._config.policy
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._config.max_batch_size
 
     @property
     def unfinished(self) -> int:
@@ -480,10 +502,6 @@ class Scheduler:
             mine[3] += job.max_tokens - len(job.output)
         return {receiver: Outstanding(*values) for receiver, values in sums.items()}
 
-    def count_jobs(self) -> dict[tuple[str, int], int]:
+    def count_jobs(self) -> dict[Place, int]:
         """Jobs by state (waiting: never ran, running, preempted) and queue level."""
-        counts: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for job in self._jobs.values():
-            state = "running" if job.in_flight else "preempted" if job.first_run is not None else "waiting"
-            counts[state, job.level] += 1
-        return dict(counts)
+        return self._tally.counts()

@@ -74,6 +74,9 @@ class Fair:
             heapq.heapreplace(turns, (served + self._charge(job), name, jobs))
             yield job
 
+    def queues(self) -> Iterator[tuple[float, Iterator[Job]]]:
+        yield 0.0, self.ordered()
+
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
         return self._with_enst(self.ordered())
 

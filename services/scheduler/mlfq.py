@@ -117,6 +117,11 @@ class MultiLevelQueue:
     def ordered(self) -> Iterator[Job]:
         return chain.from_iterable(self._all_queues())
 
+    def queues(self) -> Iterator[tuple[float, Iterator[Job]]]:
+        classes = [queues for _, queues in sorted(self._classes.items())]
+        for level, quantum in enumerate(self._quanta):
+            yield quantum, chain.from_iterable(queues[level] for queues in classes)
+
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
         ahead = 0.0
         for queue in self._all_queues():

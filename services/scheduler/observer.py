@@ -4,6 +4,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from services.scheduler.job import Job
+from services.scheduler.recent import RecentJobs
 from services.scheduler.spans import JobSpans, wall_clock
 from shared.ids import StepId
 from shared.messages import FinishReason, Timeline
@@ -21,6 +22,7 @@ class JobObserver:
     """Jobs that end are put aside until `report_ended`: there is time for them while the stages compute."""
 
     def __init__(self, tracing: Tracing, registry: Registry) -> None:
+        self.recent = RecentJobs()
         self._spans = JobSpans(tracing)
         self._ended: list[_EndedJob] = []
         self._queue_time = registry.histogram(
@@ -36,7 +38,8 @@ class JobObserver:
             self._queue_time.observe(now - job.arrived)
         return self._spans.prefill(job) if job.kv_tokens <= job.cached else None
 
-    def completed(self, job: Job, now: float) -> None: ...
+    def completed(self, job: Job, now: float) -> None:
+        self.recent.token(job, now)
 
     def preempted(self, job: Job, now: float) -> None:
         self._preempted.inc()
@@ -45,6 +48,7 @@ class JobObserver:
         self._spans.iteration(step_id, batch, began, now)
 
     def finished(self, job: Job, reason: FinishReason, now: float, timeline: Timeline) -> None:
+        self.recent.end(job)
         self._finished.labels(reason.value).inc()
         self._ended.append(_EndedJob(job, timeline, reason))
 

@@ -47,6 +47,12 @@ class Policy(Protocol):
         """All jobs in the order in which they should run, those in flight included."""
         ...
 
+    def queues(self) -> Iterator[tuple[float, Iterator[Job]]]:
+        """By level, from Q1: the quantum, seconds (0: there is none), and the jobs in the order in which they
+        should run, of a lower priority class behind those of a higher one.
+        """
+        ...
+
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
         """As `ordered`, each with its ENST."""
         ...

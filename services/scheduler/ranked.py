@@ -75,6 +75,9 @@ class RankedPolicy:
     def ordered(self) -> Iterator[Job]:
         return iter(self._jobs)
 
+    def queues(self) -> Iterator[tuple[float, Iterator[Job]]]:
+        yield 0.0, self.ordered()
+
     def upcoming(self, now: float) -> Iterator[tuple[Job, float]]:
         for ahead, job in enumerate(self._jobs):
             yield job, ahead * self._per_job_ahead

@@ -14,7 +14,9 @@ import msgspec
 from services.scheduler.core import Scheduler
 from services.scheduler.observer import JobObserver
 from services.scheduler.peers import Peers, Receivers
+from services.scheduler.tally import Place
 from services.scheduler.utilisation import Utilisation
+from services.scheduler.view import view_of
 from shared.bus import Delivery
 from shared.clock import next_epoch
 from shared.config import Config
@@ -33,10 +35,12 @@ from shared.messages import (
     JobTokens,
     KVChanged,
     KVLost,
+    Look,
     PlanReply,
     PlanRequest,
     PrefixesKept,
     Refused,
+    SchedulerView,
     StaleEpoch,
     StepPassed,
     StepPlan,
@@ -46,9 +50,12 @@ from shared.messages import (
     Timelines,
     TokenBatch,
 )
+from shared.metrics import RunningTotal
 from shared.service import HELLO_STALE_S, Service
 
 PLAN_TIMEOUT_S = 10.0
+LOOK_EVERY_S = 0.2
+"""Gateways that look more often, or several at once, get the same view."""
 RECEIVER_LOST_S = 15.0
 """A gateway silent for this long has crashed; a mere reconnect to NATS takes less."""
 
@@ -61,6 +68,7 @@ class SchedulerService(Service):
     pipeline: int
     _core: Scheduler | None = None
     _stopping = False
+    _view: SchedulerView | None = None
 
     def __init__(self, config: Config, pipeline: int = 0) -> None:
         super().__init__(config, "scheduler", pipeline)
@@ -75,24 +83,31 @@ class SchedulerService(Service):
         self._jobs = self.registry.gauge(
             "skipjoin_jobs", "Unfinished jobs by state and queue.", ["state", "level"]
         )
+        self._counted: set[Place] = set()
         self._in_flight = self.registry.gauge("skipjoin_batches_in_flight", "Batches the stages work on.")
         self._iterations = self.registry.counter("skipjoin_iterations", "Iterations completed.")
         self._epochs = self.registry.counter("skipjoin_epochs", "Epochs begun, by cause.", ["cause"])
         self._batch_size = self.registry.histogram(
             "skipjoin_batch_size", "Jobs in an iteration.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
         )
+        self._iterated = 0
         self._utilisation = Utilisation(config.parallel.pipeline_stages)
-        self._active = self.registry.gauge(
-            "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
+        self._active = RunningTotal(
+            self.registry.counter(
+                "skipjoin_pipeline_active_seconds", "Time during which batches were in flight."
+            )
         )
-        self._busy = self.registry.gauge(
+        busy = self.registry.counter(
             "skipjoin_stage_busy_seconds",
             "Of that, time that a stage computed or waited for a copy.",
             ["stage"],
         )
-        self._bubble = self.registry.gauge(
+        bubble = self.registry.counter(
             "skipjoin_stage_bubble_seconds", "Of that, time that a stage had nothing to do.", ["stage"]
         )
+        stages = range(config.parallel.pipeline_stages)
+        self._busy = [RunningTotal(busy.labels(stage)) for stage in stages]
+        self._bubble = [RunningTotal(bubble.labels(stage)) for stage in stages]
         self._plan_seconds = self.registry.histogram(
             "skipjoin_schedule_seconds", "From an event to the next step on its way, KV plan included."
         )
@@ -223,6 +238,10 @@ class SchedulerService(Service):
                 known = self._core.explain(job_id, now) if self._core else unknown
                 await self.bus.reply(delivery, known)
                 return
+            case Look():
+                if self._core is not None:
+                    await self.bus.reply(delivery, self._look(self._core))
+                return
             case StepResult() | StepPassed() | KVChanged() if delivery.epoch != self.bus.epoch:
                 self.bus.count("stale_epoch")
             case StepResult() as result:
@@ -244,6 +263,13 @@ class SchedulerService(Service):
                 self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
         self._wake.set()
 
+    def _look(self, core: Scheduler) -> SchedulerView:
+        now = self.clock.now()
+        if self._view is None or now - self._view.at >= LOOK_EVERY_S:
+            busy = self._utilisation.busy
+            self._view = view_of(core, self._observer.recent, busy, self._iterated, now)
+        return self._view
+
     async def _submit(self, submit: Submit, delivery: Delivery) -> None:
         if self._core is None:
             answer = Refused(submit.job_id, "the model is still loading", retryable=True)
@@ -264,6 +290,7 @@ class SchedulerService(Service):
         self._utilisation.observe(self._core.in_flight, now)
         self._utilisation.worked(result.seconds, result.waited)
         self._iterations.inc()
+        self._iterated += 1
         self._progress()
         await self._send_tokens(tokens)
 
@@ -354,15 +381,16 @@ class SchedulerService(Service):
         await self.bus.publish(self.bus.subjects.stage_step(0), step)
 
     def update_metrics(self) -> None:
-        self._jobs.clear()
         if self._core is None:
             return
         self._in_flight.set(self._core.in_flight)
-        self._active.set(self._utilisation.active)
+        self._active.follow(self._utilisation.active)
         for stage, (busy, bubble) in enumerate(
             zip(self._utilisation.busy, self._utilisation.bubble, strict=True)
         ):
-            self._busy.labels(stage).set(busy)
-            self._bubble.labels(stage).set(bubble)
-        for (state, level), count in self._core.count_jobs().items():
-            self._jobs.labels(state, f"Q{level + 1}").set(count)
+            self._busy[stage].follow(busy)
+            self._bubble[stage].follow(bubble)
+        counts = self._core.count_jobs()
+        self._counted |= counts.keys()  # what has been shown goes to zero, instead of away
+        for state, level in self._counted:
+            self._jobs.labels(state, f"Q{level + 1}").set(counts.get((state, level), 0))

@@ -76,7 +76,9 @@ class StageService(Service):
         self._tokens = self.registry.counter(
             "skipjoin_computed_tokens", "Tokens computed, by kind of work.", [*labels, "kind"]
         )
-        self._failed = self.registry.counter("skipjoin_failed_steps", "Iterations that raised.", labels)
+        self._failed = self.registry.counter(
+            "skipjoin_failed_steps", "Iterations that raised.", labels
+        ).labels(index)  # there from the start: a rate sees a counter's first step only if it knew it at 0
         self._ranks = self.registry.gauge(
             "skipjoin_stage_ranks", "Ranks of a stage that compute; 0 when one is lost.", labels
         ).labels(index)
@@ -279,7 +281,7 @@ class StageService(Service):
 
     async def _report_failure(self, epoch: Epoch, step: StepInput, error: Exception) -> None:
         """The scheduler has the step's jobs computed anew."""
-        self._failed.labels(self._index).inc()
+        self._failed.inc()
         self.log.error("step %d failed", step.plan.step_id, exc_info=error)
         if epoch == self.bus.epoch:
             text = f"stage {self._index}: {type(error).__name__}: {error}"

@@ -17,6 +17,15 @@ from shared.messages.activations import (
     StepPassed,
 )
 from shared.messages.base import Message, Part
+from shared.messages.board import (
+    JobView,
+    KVView,
+    Latency,
+    Look,
+    QueueView,
+    SchedulerView,
+    TierView,
+)
 from shared.messages.kv import (
     HASH_BYTES,
     Candidate,
@@ -122,11 +131,15 @@ __all__ = [
     "JobEventKind",
     "JobState",
     "JobTokens",
+    "JobView",
     "JobsEnded",
     "KVChanged",
     "KVLost",
+    "KVView",
+    "Latency",
     "LevelChange",
     "Limits",
+    "Look",
     "Meet",
     "Message",
     "Met",
@@ -140,11 +153,13 @@ __all__ = [
     "PlanRequest",
     "PrefixesKept",
     "Progress",
+    "QueueView",
     "Receipt",
     "Refused",
     "RequestEnded",
     "Sample",
     "Sampling",
+    "SchedulerView",
     "Segment",
     "StaleEpoch",
     "StepInput",
@@ -155,6 +170,7 @@ __all__ = [
     "StepTiming",
     "Submit",
     "TensorData",
+    "TierView",
     "Timeline",
     "Timelines",
     "TokenBatch",
@@ -170,6 +186,7 @@ Body = (
     | StepPlan | StepInput | StepResult | StepTiming | TransferDone
     | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
+    | Look | SchedulerView | KVView
     | JobsEnded | RequestEnded | AskTimelines | Timelines
 )  # fmt: skip
 """Any message body."""

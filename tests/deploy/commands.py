@@ -39,11 +39,11 @@ class Terminal:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, *arguments: str) -> AsyncIterator[Self]:
+    async def of(cls, *arguments: str, **environment: str) -> AsyncIterator[Self]:
         end, inside = pty.openpty()
         process = await asyncio.create_subprocess_exec(
             *COMMAND, *arguments, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**os.environ, "TERM": "dumb", **environment},
         )  # fmt: skip
         os.close(inside)
         terminal = cls(process, end)

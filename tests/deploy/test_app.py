@@ -1,5 +1,7 @@
 """The application that Ray Serve is given."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,34 @@ def test_options_of_deployments_that_do_not_exist_are_refused() -> None:
 def test_options_that_ray_serve_does_not_take_name_the_deployment() -> None:
     with pytest.raises(ConfigError, match=r"^deployments\.kvcache: .*no_such_option"):
         assemble(parse({}), {"kvcache": {"no_such_option": 1}}, embedded_nats=False)
+
+
+_ILL = """
+import asyncio
+from deploy.app import ServiceDeployment
+from shared.config import parse
+from shared.service import Service
+
+class Ill(Service):
+    async def loop(self):
+        raise RuntimeError("the reason")
+
+async def main():
+    deployment = object.__new__(ServiceDeployment)
+    deployment._service = service = Ill(parse({}), "scheduler", 0)
+    service.bus = type("Bus", (), {"check": lambda self: None})()
+    await deployment.check_health()
+    service.supervisor.start("inbox", service.loop())
+    await asyncio.sleep(0)
+    await deployment.check_health()
+    print("it lives")
+
+asyncio.run(main())
+"""
+
+
+def test_a_service_whose_loop_died_ends_its_process_and_says_why() -> None:
+    ended = subprocess.run([sys.executable, "-c", _ILL], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "this process ends, to be replaced" in ended.stderr
+    assert "RuntimeError: the reason" in ended.stderr

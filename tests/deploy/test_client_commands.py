@@ -187,7 +187,8 @@ async def test_a_models_text_does_not_command_the_terminal(engine: FakeEngine, u
 
 
 @pytest.mark.parametrize(
-    "command", ["chat", "complete", "requests", "models", "scale", "serve", "config", "key", "profile"]
+    "command",
+    ["chat", "complete", "requests", "top", "models", "scale", "serve", "config", "key", "profile"],
 )
 def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

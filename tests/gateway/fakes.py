@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
 from services.gateway.keys import Keyring
+from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from services.gateway.pipelines_api import Scaler
 from services.gateway.timelines import KeptTimelines
@@ -129,6 +130,9 @@ class FakeEngine:
         self.ready: tuple[bool, str] = (True, "")
         self.cost = GUESS
         self.pipelines = [PipelineState(0, "", 0)]
+        self.draining = False
+        self.views: Callable[[], list[PipelineView]] = lambda: [PipelineView(0, "")]
+        self.looks = 0
         self.refusal: Exception | None = None
         self.refused_from = 0
         self.script: list[Step] = [tokenizer.encode("hello there")[1:]]
@@ -183,6 +187,10 @@ class FakeEngine:
 
     async def abort(self, job_id: JobId) -> None:
         self.aborted.append(job_id)
+
+    async def look(self) -> list[PipelineView]:
+        self.looks += 1
+        return self.views()
 
     async def timelines(self, job_ids: Sequence[JobId]) -> list[Timeline]:
         return [each for part in self.parts for each in part.timelines if each.job_id in job_ids]

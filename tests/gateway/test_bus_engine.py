@@ -312,9 +312,21 @@ async def test_metrics_of_all_services_are_one_page(rig: Rig) -> None:
         MetricFamily("skipjoin_jobs", "Jobs.", "gauge", [Sample("skipjoin_jobs", {}, 4)]),
     ]
     rig.bus.responders[rig.bus.subjects.pipeline(0).metrics("scheduler")] = lambda _: Metrics(theirs)
+    others = rig.bus.subjects.gateway_metrics("gateway-2")
+    own = MetricFamily(
+        "skipjoin_things", "Things.", "counter", [Sample("skipjoin_things_total", {"service": "gateway"}, 5)]
+    )
+    rig.bus.responders[others] = lambda _: Metrics([own])
+    for instance, now in (("gateway-1", 0.0), ("gateway-2", 0.0), ("gateway-3", 0.0), ("gateway-0", -9.0)):
+        rig.engine._gateways.hear(Hello("gateway", instance, True), rig.clock.now() + now)
     lines = (await rig.engine.metrics()).splitlines()
+    assert not any("gateway-0" in line for line in lines), "it has been silent for too long"
     for expected in (
-        'skipjoin_things_total{service="gateway"} 2.0',
+        'skipjoin_things_total{gateway="gateway-1",service="gateway"} 2.0',
+        'skipjoin_things_total{gateway="gateway-2",service="gateway"} 5.0',
+        'skipjoin_up{gateway="gateway-1",service="gateway"} 1.0',
+        'skipjoin_up{gateway="gateway-2",service="gateway"} 1.0',
+        'skipjoin_up{gateway="gateway-3",service="gateway"} 0.0',
         'skipjoin_things_total{service="s"} 3.0',
         "skipjoin_jobs 4.0",
         'skipjoin_up{service="scheduler"} 1.0',

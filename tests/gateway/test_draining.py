@@ -31,7 +31,7 @@ async def test_who_comes_too_early_or_too_late_is_told_when_to_retry(
 
 
 async def test_open_answers_end_before_everything_is_stopped() -> None:
-    async with Application() as app:
+    async with Application(gateway={"drain_s": 120}) as app:
         body = app.completion("Once upon a time", 40, stream=True)
         async with app.http.stream("POST", PATH, json=body) as answer:
             lines = answer.aiter_lines()

@@ -120,6 +120,53 @@ def with_schema(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+responses = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": values
+        | st.builds(
+            lambda schema, strict: {
+                "format": {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}
+            },
+            schemas,
+            st.sampled_from([True, False, None]),
+        ),
+        "tools": values
+        | st.lists(
+            st.builds(
+                lambda name, schema: {"type": "function", "name": name, "parameters": schema},
+                st.sampled_from(["f", "g", "h"]),
+                schemas,
+            ),
+            max_size=3,
+        ),
+        "tool_choice": values
+        | st.sampled_from(["none", "auto", "required", {"type": "function", "name": "f"}]),
+        "parallel_tool_calls": scalars,
+        "input": st.lists(
+            st.fixed_dictionaries(
+                {"type": scalars | st.sampled_from(["message", "function_call", "function_call_output"])},
+                optional={
+                    "role": scalars | st.sampled_from(["user", "assistant"]),
+                    "content": values,
+                    "call_id": scalars | st.just("c"),
+                    "name": scalars | st.just("f"),
+                    "arguments": scalars | st.sampled_from(["{}", "[", '{"a": NaN}']),
+                    "output": values,
+                },
+            ),
+            max_size=4,
+        ),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(fields=responses)
+def test_no_items_and_forms_of_a_response_give_a_5xx(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    assert_answered(tokenizer, "/v1/responses", {"model": MODEL, "input": "hi"} | fields, Limits(8192, 8192))
+
+
 @settings(max_examples=300, deadline=None)
 @given(fields=structured)
 @example(fields=with_schema({"patternProperties": 1}))

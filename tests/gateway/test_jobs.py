@@ -1,5 +1,7 @@
 """Exactly-once tokens out of at-least-once messages, whatever happens to the scheduler."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +96,26 @@ def test_a_lost_message_makes_those_stale_that_may_have_lost_their_end() -> None
     jobs.deliver(seen)
     jobs.message_lost(seen)
     assert [again.job_id for again in jobs.stale()] == [2]
+
+
+async def test_first_tokens_do_not_wait_for_the_next_ones_of_others() -> None:
+    """Handlers go on in the order in which they were woken."""
+    jobs, opened_jobs, _ = opened(3)
+    for job in opened_jobs[:2]:
+        jobs.deliver(batch(0, [10], job_id=job.job_id))
+        await job.next()
+    order: list[int] = []
+
+    async def handle(job: OpenJob) -> None:
+        await job.next()
+        order.append(job.job_id)
+
+    handlers = [asyncio.create_task(handle(job)) for job in opened_jobs]
+    await asyncio.sleep(0)
+    items = [JobTokens(JobId(1), 1, [11]), JobTokens(JobId(2), 1, [11]), JobTokens(JobId(3), 0, [10])]
+    jobs.deliver(TokenBatch(items))
+    await asyncio.gather(*handlers)
+    assert order == [3, 1, 2]
 
 
 async def test_a_failure_reaches_the_handler() -> None:

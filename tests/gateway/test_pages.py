@@ -204,13 +204,20 @@ async def test_without_a_key_the_pages_hold_no_secret_and_nothing_else_opens(
 ) -> None:
     async with served(engine, tokenizer, keyring=ring(key("alice"))) as url, httpx.AsyncClient() as client:
         root = url.removesuffix("/v1")
-        for path in ("/", "/docs", "/pages/main.js", "/swagger/swagger-ui.css"):
+        for path in (
+            "/",
+            "/timeline",
+            "/docs",
+            "/pages/main.js",
+            "/pages/timeline/main.js",
+            "/swagger/swagger-ui.css",
+        ):
             answer = await client.get(root + path)
             assert answer.status_code == 200 and "tiny" not in answer.text, path
             assert answer.headers["x-content-type-options"] == "nosniff"
         for path in ("/pages/%2e%2e/api.py", "/pages/..%2fapi.py", "/pages/nothing.js", "/pages/"):
             assert (await client.get(root + path)).status_code == 404, path
-        for path in ("/openapi.json", "/metrics", "/version", "/pages", "//", "/docs/"):
+        for path in ("/openapi.json", "/metrics", "/version", "/pages", "//", "/docs/", "/timeline/"):
             assert (await client.get(root + path)).status_code == 401, path
         assert "script-src 'self';" in (await client.get(root)).headers["content-security-policy"]
 

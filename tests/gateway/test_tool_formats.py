@@ -64,7 +64,7 @@ def may_be(tokens: LLTokenizer, kind: str, text: str, **fields: object) -> bool:
     request = ChatRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS} | fields
     )
-    constraint = constraint_of(request, FORMATS[kind](), 10_000)
+    constraint = constraint_of(request.form, FORMATS[kind](), 10_000)
     assert constraint is not None
     matcher = compile_grammar(tokens, constraint.source)
     return matcher.consume_tokens(tokens.tokenize_str(text)) and matcher.is_accepting()
@@ -121,7 +121,7 @@ def test_an_opening_that_is_a_special_token(tmp_path: Path) -> None:
         {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     )
     for kind in PARALLEL:
-        constraint = constraint_of(request, FORMATS[kind](special), 10_000)
+        constraint = constraint_of(request.form, FORMATS[kind](special), 10_000)
         assert constraint is not None
         rest = answer_of(kind, CALL).removeprefix(FORMATS[kind].opening)
         matcher = compile_grammar(tokens, constraint.source)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -139,7 +140,10 @@ class Pipeline:
         content = content_of(hidden)
         if len(content) <= _INLINE_BYTES:
             return restore(describe(hidden), bytearray(content))
-        return restore(describe(hidden), self.memory.read(self.memory.write(content)))
+        name, carried = self.memory.write(hidden.contiguous()), torch.empty_like(hidden)
+        self.memory.read(name, carried)
+        self.memory.release(name)
+        return carried
 
     def plan(
         self, shares: Sequence[tuple[Job, int]], directives: Sequence[Directive], waits: Sequence[TransferId]

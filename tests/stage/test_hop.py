@@ -288,3 +288,26 @@ async def test_a_neighbour_that_is_gone_is_waited_for(connect: Connect) -> None:
     ends.begin_epoch(SECOND)
     with pytest.raises(EpochOver):
         await waiting
+
+
+async def test_segments_are_used_again_once_taken_and_not_across_epochs(connect: Connect) -> None:
+    ends = await connect(transport="shm", unacknowledged=2)
+
+    async def send_one(number: int, epoch: Epoch = FIRST) -> tuple[StepInput, str]:
+        await ends.send(number, torch.full((9,), float(number)), epoch)
+        step = await ends.next_step()
+        assert step.hidden is not None and step.hidden.segment is not None
+        return step, step.hidden.segment
+
+    (first, one), (second, two) = await send_one(1), await send_one(2)
+    assert one != two
+    for step in (first, second):
+        hidden = await ends.receiver.fetch(FIRST, step)
+        assert torch.equal(hidden, torch.full((9,), float(step.plan.step_id)))
+    await ends.receiver.taken(second.plan.step_id)  # and so the first; the third waits for it
+    (_, three), (_, four) = await send_one(3), await send_one(4)
+    assert {three, four} == {one, two}
+    ends.begin_epoch(SECOND)
+    step, another = await send_one(1, SECOND)
+    assert another not in (one, two)
+    assert torch.equal(await ends.receiver.fetch(SECOND, step), torch.ones(9))

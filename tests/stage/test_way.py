@@ -14,14 +14,20 @@ WITH_GROUP = Hop(shares_memory=False, has_group=True, max_payload=MIB)
     [
         (1000, SAME_HOST, "chunked", Way.INLINE),
         (1001, SAME_HOST, "chunked", Way.SHM),
-        (1001, OTHER_HOST, "chunked", Way.CHUNKED),
-        (1000, OTHER_HOST, "distributed", Way.INLINE),
-        (1001, WITH_GROUP, "distributed", Way.DISTRIBUTED),
-        (1001, OTHER_HOST, "distributed", Way.CHUNKED),
+        (3000, OTHER_HOST, "chunked", Way.INLINE),  # it would be one piece
+        (3001, OTHER_HOST, "chunked", Way.CHUNKED),
+        (2000, WITH_GROUP, "distributed", Way.INLINE),
+        (2001, WITH_GROUP, "distributed", Way.DISTRIBUTED),
+        (3001, OTHER_HOST, "distributed", Way.CHUNKED),  # without a group
     ],
 )
 def test_auto_goes_by_size_and_place(size: int, hop: Hop, between_hosts: str, first: Way) -> None:
-    config = StageConfig(inline_bytes=1000, between_hosts=between_hosts)  # type: ignore[arg-type]
+    config = StageConfig(
+        inline_bytes=1000,
+        inline_bytes_between_hosts=2000,
+        chunk_bytes=3000,
+        between_hosts=between_hosts,  # type: ignore[arg-type]
+    )
     assert ways(config, size, hop)[0] is first
 
 
@@ -30,7 +36,7 @@ def test_where_memory_is_full_there_is_another_way() -> None:
 
 
 def test_inline_leaves_room_for_the_plan() -> None:
-    config = StageConfig(inline_bytes=2 * MIB)
+    config = StageConfig(inline_bytes_between_hosts=2 * MIB)
     assert ways(config, MIB - 1, OTHER_HOST)[0] is Way.CHUNKED
     assert ways(config, MIB // 2, OTHER_HOST) == [Way.INLINE, Way.CHUNKED]
 

@@ -21,6 +21,8 @@ def make_prompt(index: int) -> str:
 
 
 class Reference:
+    """It computes for seconds: beside a running application call it in a thread, or life signs stop."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)

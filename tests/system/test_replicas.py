@@ -47,7 +47,7 @@ class Client:
         """Jobs handed to each pipeline so far."""
         page = self._http.get("/metrics")
         assert page.status_code == 200, page.text
-        counts = re.findall(r'skipjoin_routed_jobs_total{to="(\d+)"} (\S+)', page.text)
+        counts = re.findall(r'skipjoin_routed_jobs_total{gateway="\w+",to="(\d+)"} (\S+)', page.text)
         assert counts, page.text
         return {pipeline: float(count) for pipeline, count in counts}
 

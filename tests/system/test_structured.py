@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from tests.application import Application
 from tests.system.reference import make_prompt
 from tests.system.test_faults import replace_scheduler, replace_stage
+from tests.system.test_pipelines import all_serve
 
 Short = Annotated[str, Field(max_length=10)]
 JOBS, TOKENS = 4, 80
@@ -90,6 +91,71 @@ async def test_answers_are_the_same_and_valid_whatever_happens_to_their_jobs() -
     async with Application() as app:
         for disturb in (replace_stage, replace_scheduler):
             assert await persons(app, disturb) == expected
+
+
+async def test_answers_are_the_same_however_the_model_is_shared_out() -> None:
+    """Over ranks (three: the embedded model's heads are 9 and 3), stages and whole pipelines."""
+    async with Application() as app:
+        expected = await persons(app)
+        await app.settled()
+    for parallel in ({"tensor_parallel": 3}, {"pipeline_stages": 2}, {"replicas": 2}):
+        async with Application(parallel=parallel) as app:
+            if "replicas" in parallel:
+                await all_serve(app)
+            assert await persons(app) == expected, parallel
+            metrics = await app.settled()
+            if "replicas" in parallel:
+                assert all(metrics[f'skipjoin_routed_jobs_total{{to="{each}"}}'] > 0 for each in (0, 1))
+
+
+async def test_responses() -> None:
+    async with Application() as app, client_of(app) as client:
+        asked_of_responses: dict[str, Any] = {
+            "model": app.config.model.served_name,
+            "input": "What is the weather in Berlin?",
+            "temperature": 0,
+            "max_output_tokens": TOKENS,
+        }
+        person = await client.responses.parse(**asked_of_responses, text_format=Person)
+        chat = await client.chat.completions.parse(
+            **asked(app, asked_of_responses["input"], response_format=Person)
+        )
+        assert person.output_parsed and person.output_text == chat.choices[0].message.content
+        tool: Any = {"type": "function", **TOOLS[0]["function"]}
+        required = asked_of_responses | {"tools": [tool], "tool_choice": "required"}
+        async with client.responses.stream(**required, parallel_tool_calls=False) as stream:
+            deltas = [
+                event.delta
+                async for event in stream
+                if event.type == "response.function_call_arguments.delta"
+            ]
+            final = await stream.get_final_response()
+        (call,) = final.output
+        assert call.type == "function_call" and call.arguments == "".join(deltas) and len(deltas) > 3
+        Weather.model_validate_json(call.arguments)
+        turns: Any = [
+            {"role": "user", "content": asked_of_responses["input"]},
+            call,
+            {"type": "function_call_output", "call_id": call.call_id, "output": "It is 21 degrees."},
+        ]
+        said = await client.responses.create(
+            **asked_of_responses | {"input": turns, "tools": [tool], "tool_choice": "none"}
+        )
+        assert said.output_text
+
+        def synchronously() -> str:
+            with openai.OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0) as sync:
+                whole = sync.responses.create(**required, parallel_tool_calls=False)
+                parts = sync.responses.create(**required, parallel_tool_calls=False, stream=True)
+                joined = [
+                    part.delta for part in parts if part.type == "response.function_call_arguments.delta"
+                ]
+                (made,) = whole.output
+                assert made.type == "function_call" and made.arguments == "".join(joined)
+                return made.arguments
+
+        assert await asyncio.to_thread(synchronously) == call.arguments
+        await app.settled()
 
 
 async def test_tools() -> None:

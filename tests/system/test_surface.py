@@ -1,5 +1,7 @@
 """Every way in, over the real services and the embedded model: the same greedy text by each of them."""
 
+import asyncio
+
 import openai
 import pytest
 from playwright.async_api import expect
@@ -42,7 +44,7 @@ async def test_one_text_by_every_way(reference: Reference) -> None:
             )
         ).json()["tokens"]
         prompt = (await application.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
-        made = reference.generate(prompt, TOKENS)
+        made = await asyncio.to_thread(reference.generate, prompt, TOKENS)
         end = reference.tokenizer.eos_token_id
         assert text == reference.tokenizer.decode(made[: made.index(end)] if end in made else made)
         sampling = ("--temperature", "0", "--max-tokens", str(TOKENS), "--url", url)

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from services.stage.service import StageService
 from services.stage.transport import receiver
@@ -55,7 +56,7 @@ async def test_forced_way_over_three_stages(reference: Reference, way: str) -> N
         ) as app,
         asyncio.timeout(120),
     ):
-        assert_texts(reference, await answers(app))
+        await asyncio.to_thread(assert_texts, reference, await answers(app))
         metrics = await app.settled()
     for sender in (0, 1):
         assert list(sent_bytes(metrics, sender)) == [way]
@@ -69,7 +70,7 @@ async def test_auto_between_stages_that_share_memory(reference: Reference) -> No
         Application(stage={"inline_bytes": 20_000}, parallel={"pipeline_stages": 2}) as app,
         asyncio.timeout(120),
     ):
-        assert_texts(reference, await answers(app))
+        await asyncio.to_thread(assert_texts, reference, await answers(app))
         assert sorted(sent_bytes(await app.settled(), 0)) == ["inline", "shm"]
 
 
@@ -80,14 +81,14 @@ async def test_auto_between_stages_that_share_none(
     """Found out by looking, not by comparing names: here the file is gone before the next stage looks."""
     read = receiver.SharedMemory.read
 
-    def elsewhere(self: Any, segment: str) -> bytearray:
-        self.discard(segment)
-        return read(self, segment)
+    def elsewhere(self: Any, segment: str, into: Tensor) -> None:
+        (self.folder / segment).unlink(missing_ok=True)
+        read(self, segment, into)
 
     monkeypatch.setattr(receiver.SharedMemory, "read", elsewhere)
-    stage = {"inline_bytes": 20_000, "between_hosts": between_hosts}
+    stage = {"inline_bytes_between_hosts": 20_000, "chunk_bytes": 20_000, "between_hosts": between_hosts}
     async with Application(stage=stage, parallel={"pipeline_stages": 2}) as app, asyncio.timeout(120):
-        assert_texts(reference, await answers(app))
+        await asyncio.to_thread(assert_texts, reference, await answers(app))
         assert sorted(sent_bytes(await app.settled(), 0)) == sorted([between_hosts, "inline"])
 
 
@@ -108,7 +109,7 @@ async def test_a_lost_piece_costs_a_recomputation(
     stage = {"transport": "chunked", "chunk_bytes": 4096, "transfer_timeout_s": 0.5}
     async with Application(stage=stage, parallel={"pipeline_stages": 2}) as app, asyncio.timeout(120):
         to_lose += [3, 30]
-        assert_texts(reference, await answers(app))
+        await asyncio.to_thread(assert_texts, reference, await answers(app))
         metrics = await app.settled()
     assert not to_lose
     assert metrics['skipjoin_failed_steps_total{stage="1"}'] == 2
@@ -134,6 +135,6 @@ async def test_a_restarted_neighbour_is_met_anew(reference: Reference, way: str,
         app.stages[replaced] = StageService(app.config, replaced)
         await app.stages[replaced].start()
         await streaming
-        expected = reference.generate(PROMPTS[0], TOKENS * 3)
+        expected = await asyncio.to_thread(reference.generate, PROMPTS[0], TOKENS * 3)
         assert "".join(pieces) == reference.tokenizer.decode(expected)
         await app.settled()

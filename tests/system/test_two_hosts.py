@@ -26,7 +26,7 @@ def hosts() -> Iterator[TwoHosts]:
         pytest.skip(reason)
     args = {
         "kv": {"device_blocks": 64, "host_blocks": 64},
-        "stage": {"inline_bytes": 4096},  # one decode; a prompt is more
+        "stage": {"inline_bytes_between_hosts": 4096, "chunk_bytes": 4096},  # one decode; a prompt is more
         "profiler": {"cache": False, "prefill_tokens": [16, 48], "decode_batches": [1], "decode_tokens": 3},
     }
     with TwoHosts(args) as running:

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from services.gateway.schema import ChatRequest
 from services.gateway.structured.fields import NamedTool
+from services.gateway.structured.form import Form
 from services.gateway.structured.formats import ToolFormat, arguments_rule
 from services.gateway.structured.schemas import ANY_OBJECT, json_rule
 from shared.errors import InvalidRequest
@@ -32,21 +32,20 @@ class Constraint(NamedTuple):
         return self.parts[0].field.partition(".")[0].partition("[")[0]
 
 
-def constraint_of(request: ChatRequest, tool_format: ToolFormat, most_bytes: int) -> Constraint | None:
+def constraint_of(form: Form, tool_format: ToolFormat, most_bytes: int) -> Constraint | None:
     """What the answer must match; None if nothing is asked for. Raises InvalidRequest for a grammar of more
     than `most_bytes` and for schemas that are too much work.
     """
-    content = _content(request)
-    tools = _callable_tools(request)
+    content = _content(form)
+    tools = _callable_tools(form)
     if not tools:
         found = Constraint(f"start: {content.rule}", [content]) if content else None
     else:
-        choice = request.tool_choice or "auto"
         source = tool_format.grammar(
             {name: part.rule for name, part in tools.items()},
             text=content.rule if content else None,
-            must_call=choice != "auto",
-            several=request.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
+            must_call=form.choice != "auto",
+            several=form.parallel and not isinstance(form.choice, NamedTool),
         )
         found = Constraint(source, [*tools.values(), *([content] if content else [])])
     if found is not None and len(found.source.encode()) > most_bytes:
@@ -58,24 +57,23 @@ def constraint_of(request: ChatRequest, tool_format: ToolFormat, most_bytes: int
     return found
 
 
-def _content(request: ChatRequest) -> Part | None:
+def _content(form: Form) -> Part | None:
     """What text must match."""
-    asked = request.response_format
+    asked = form.content
     if asked is None or asked.type == "text":
         return None
     if asked.json_schema is None:
-        return Part("response_format", json_rule(ANY_OBJECT, strict=True))
-    schema, field = asked.json_schema, "response_format.json_schema.schema"
+        return Part(form.paths.content, json_rule(ANY_OBJECT, strict=True))
+    schema, field = asked.json_schema, form.paths.schema
     return Part(field, json_rule(schema.schema_, strict=schema.strict, field=field))
 
 
-def _callable_tools(request: ChatRequest) -> dict[str, Part]:
+def _callable_tools(form: Form) -> dict[str, Part]:
     """The arguments of each function that may be called, by its name."""
-    choice = request.tool_choice
-    only = choice.function.name if isinstance(choice, NamedTool) else None
+    only = form.choice.function.name if isinstance(form.choice, NamedTool) else None
     found: dict[str, Part] = {}
-    for i, tool in enumerate(request.offered_tools):
+    for i, tool in enumerate(form.tools):
         if only in (None, tool.function.name):
-            field = f"tools[{i}].function.parameters"
+            field = form.paths.parameters.format(i)
             found[tool.function.name] = Part(field, arguments_rule(tool.function, field))
     return found

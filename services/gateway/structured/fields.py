@@ -70,14 +70,14 @@ class NamedTool(Strict):
     function: FunctionName = Field(description="what is to be called")
 
 
-def _kind_of_choice(value: Any) -> str:
+def kind_of_choice(value: Any) -> str:
     # Written so that they are no part of the field's path in an error.
     return "[mode]" if isinstance(value, str) else "[function]"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("[mode]")] | Annotated[NamedTool, Tag("[function]")],
-    Discriminator(_kind_of_choice),
+    Discriminator(kind_of_choice),
 ]
 
 

@@ -34,10 +34,18 @@ class Hop:
 
 
 def ways(config: StageConfig, size: int, hop: Hop) -> list[Way]:
-    """The ways for `size` bytes of activations, best first; a later one is for when those before are full."""
+    """The ways for `size` bytes of activations, best first; a later one is for when those before are full.
+
+    What would be a single piece goes inline: `python -m loadgen.transport_table` shows where which is faster.
+    """
     if config.transport != "auto":
         return [Way(config.transport)]
     between_hosts = Way.DISTRIBUTED if config.wants_process_group and hop.has_group else Way.CHUNKED
-    found = [Way.SHM, between_hosts] if hop.shares_memory else [between_hosts]
-    small = size <= config.inline_bytes and size + ENVELOPE_BYTES <= hop.max_payload
+    if hop.shares_memory:
+        found, most = [Way.SHM, between_hosts], config.inline_bytes
+    elif between_hosts is Way.DISTRIBUTED:
+        found, most = [between_hosts], config.inline_bytes_between_hosts
+    else:
+        found, most = [between_hosts], max(config.inline_bytes_between_hosts, config.chunk_bytes)
+    small = size <= most and size + ENVELOPE_BYTES <= hop.max_payload
     return [Way.INLINE, *found] if small else found

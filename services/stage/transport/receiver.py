@@ -7,13 +7,14 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from services.stage.transport.choice import Way
 from services.stage.transport.chunks import Assembly
 from services.stage.transport.credits import EpochOver
 from services.stage.transport.pair import Pair
-from services.stage.transport.shared_memory import SharedMemory
+from services.stage.transport.shared_memory import MEETING_BYTES, SharedMemory, in_thread_if_large
 from services.stage.transport.telemetry import HopMetrics
 from services.stage.transport.tensors import empty, restore
 from shared.bus import Bus, Delivery
@@ -75,7 +76,9 @@ class Receiver:
         content = b""
         if offer.segment:
             try:
-                content = bytes(self._memory.read(offer.segment))
+                found = torch.empty(MEETING_BYTES, dtype=torch.uint8)
+                self._memory.read(offer.segment, found)
+                content = found.numpy().tobytes()
             except (BusError, OSError):
                 pass  # another host: that is what was to be found out
         self._pair = None
@@ -117,6 +120,7 @@ class Receiver:
             incoming = self._incoming.pop(key)
             incoming.over = True
             incoming.changed.set()
+        self._memory.forget()  # the sender does not use those of before again
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -136,7 +140,8 @@ class Receiver:
         began = time.perf_counter()
         if data.segment is not None:
             way = Way.SHM
-            hidden = restore(data, await asyncio.to_thread(self._memory.read, data.segment))
+            hidden = empty(data)
+            await in_thread_if_large(hidden.nbytes, self._memory.read, data.segment, hidden)
         elif data.chunks:
             way = Way.CHUNKED
             hidden = restore(data, await self._assemble(epoch, step.plan.step_id, data.chunks))
@@ -157,9 +162,7 @@ class Receiver:
 
     async def discard(self, data: TensorData) -> None:
         """Nobody will compute with it."""
-        if data.segment is not None:
-            self._memory.discard(data.segment)
-        elif data.tag is not None and self._pair is not None:
+        if data.tag is not None and self._pair is not None:
             try:
                 await self._receive_distributed(data, data.tag)  # or its sender would wait for ever
             except ActivationLost as error:

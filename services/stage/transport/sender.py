@@ -13,24 +13,26 @@ import itertools
 import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 
 from services.stage.transport.choice import Hop, Way, ways
 from services.stage.transport.chunks import count_chunks, cut
 from services.stage.transport.credits import Credits, EpochOver, Window
 from services.stage.transport.pair import Pair, Store, address_towards, host_of
-from services.stage.transport.shared_memory import SharedMemory
+from services.stage.transport.shared_memory import MEETING_BYTES, SharedMemory, in_thread_if_large
 from services.stage.transport.telemetry import HopMetrics
 from services.stage.transport.tensors import content_of, describe
 from shared.bus import Bus
 from shared.config import Config
 from shared.errors import ActivationLost, BusError, BusTimeout, ConfigError, NoResponder, PayloadTooLarge
-from shared.ids import Epoch
+from shared.ids import Epoch, StepId
 from shared.messages import Meet, Met, Receipt, StepInput, TensorData
 
 log = logging.getLogger("skipjoin.stage")
@@ -57,6 +59,7 @@ class Sender:
         self._metrics = metrics
         self._nats_host = host_of(config.nats.url or "")
         self._credits = Credits(self._config.unacknowledged, self._config.unacknowledged_bytes)
+        self._segments: OrderedDict[StepId, str] = OrderedDict()
         self._window: Window | None = None
         self._tags = itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="send")
@@ -95,6 +98,7 @@ class Sender:
         window = self._window
         if receipt.taken:
             self._credits.release(receipt.step_id)
+            self._release_segments(receipt.step_id)
         if window is not None and window.step_id == receipt.step_id:
             if receipt.taken:
                 window.close()  # given up, if it is still open
@@ -104,9 +108,18 @@ class Sender:
     def begin_epoch(self) -> None:
         """Steps of before are void; whoever waits to send one is told so."""
         self._credits.reset()
+        for segment in self._segments.values():
+            self._memory.discard(segment)
+        self._segments.clear()
         self._changed.set()
         if self._window is not None:
             self._window.close()
+
+    def _release_segments(self, step_id: StepId) -> None:
+        """The next stage has read those of this step and of all before it."""
+        while self._segments and next(iter(self._segments)) <= step_id:
+            _, segment = self._segments.popitem(last=False)
+            self._memory.release(segment)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -120,7 +133,7 @@ class Sender:
         Raises ConfigError if the configured transport needs more than that.
         """
         self._peer, self._shares_memory, self._pair = "", False, None
-        content = secrets.token_bytes(16)
+        content = secrets.token_bytes(MEETING_BYTES)
         segment, joining = self._offer(content), None
         try:
             store = await self._open_store()
@@ -139,7 +152,7 @@ class Sender:
             if joining is not None:
                 joining.cancel()  # if it still waits: nobody asks for its outcome any more
             if segment:
-                self._memory.discard(segment)
+                self._memory.discard(segment)  # another one may be about to read it
         if answer.source != instance or not isinstance(answer.body, Met):
             return  # one that is about to stop has answered in its place
         self._shares_memory = answer.body.content == content
@@ -158,7 +171,7 @@ class Sender:
         if not self._memory.available:
             return ""
         try:
-            return self._memory.write(memoryview(content))
+            return self._memory.write(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         except OSError as error:
             log.warning("%s is of no use: %s", self._memory.folder, error)
             return ""
@@ -246,10 +259,13 @@ class Sender:
         )
 
     async def _send_segment(self, epoch: Epoch, step: StepInput, hidden: Tensor) -> None:
-        segment = await asyncio.to_thread(lambda: self._memory.write(content_of(hidden)))
+        content = hidden.contiguous()
+        segment = await in_thread_if_large(content.nbytes, self._memory.write, content)
+        self._segments[step.plan.step_id] = segment
         try:
             await self._describe(epoch, step, hidden, segment=segment)
         except (EpochOver, BusError):
+            self._segments.pop(step.plan.step_id, None)
             self._memory.discard(segment)
             raise
 

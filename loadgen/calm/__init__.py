@@ -1,0 +1,1 @@
+"""What a gateway costs while it streams to many."""
