@@ -78,7 +78,8 @@ async def measure(url: str, rounds: int, requests: int, tokens: int) -> list[tup
     """Tokens per second with and without traces, by round; which comes first changes."""
     pairs: list[tuple[float, float]] = []
     async with httpx.AsyncClient(base_url=url, timeout=600) as http:
-        await throughput(http, requests, tokens, traced=True)  # warms up
+        for traced in (True, False, True, False):  # warms up
+            await throughput(http, requests, tokens, traced=traced)
         for number in range(rounds):
             order = (True, False) if number % 2 == 0 else (False, True)
             measured = {traced: await throughput(http, requests, tokens, traced=traced) for traced in order}
@@ -113,10 +114,13 @@ def report(pairs: list[tuple[float, float]], received: int) -> None:
     for number, (on, off) in enumerate(pairs):
         print(f"| {number} | {on:.1f} | {off:.1f} | {on / off:.3f} |")
     ratios = [on / off for on, off in pairs]
-    ratio = sum(on for on, _ in pairs) / sum(off for _, off in pairs)
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
+    ratio = statistics.median(ratios)  # one disturbed round does not move it
+    lower, _, upper = statistics.quantiles(ratios, n=4)
     verdict = "met" if ratio >= GOAL else "missed"
-    print(f"\nratio {ratio:.3f} ± {spread:.3f} (goal {GOAL}: {verdict}); {received / 1e6:.2f} MB of spans")
+    print(
+        f"\nratio {ratio:.3f} (median; quartiles {lower:.3f} and {upper:.3f}; goal {GOAL}: {verdict}); "
+        f"{received / 1e6:.2f} MB of spans"
+    )
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class TimelineSample(BaseModel):
     swap_out_blocks: int = Field(description="whose copies to the host began")
     swap_in_blocks: int = Field(description="whose copies to the device began")
     seconds: float = Field(description="until its result; 0 while that is awaited")
+    iterations: int = Field(description="how many these are; of 2 and more there were too many to tell all")
 
 
 class TimelineLimits(BaseModel):
@@ -164,6 +165,7 @@ def sample_of(sample: IterationSample, pipeline: int, now: float) -> TimelineSam
         swap_out_blocks=sample.swap_out,
         swap_in_blocks=sample.swap_in,
         seconds=sample.seconds,
+        iterations=sample.iterations,
     )
 
 

@@ -133,4 +133,5 @@ def thinned(samples: Sequence[IterationSample]) -> IterationSample:
         sum(sample.swap_out for sample in samples),
         sum(sample.swap_in for sample in samples),
         max(sample.seconds for sample in samples),
+        sum(sample.iterations for sample in samples),
     )

@@ -95,6 +95,7 @@ class IterationSample(Part, frozen=True):
     device_used, device_total, host_used, host_total: blocks
     swap_out, swap_in: blocks whose copies began
     seconds: until its result; 0 while it is awaited
+    iterations: how many these are
     """
 
     ago: float
@@ -108,6 +109,7 @@ class IterationSample(Part, frozen=True):
     swap_out: int = 0
     swap_in: int = 0
     seconds: float = 0.0
+    iterations: int = 1
 
 
 class JobsEnded(Message, frozen=True):

@@ -226,6 +226,8 @@ def test_samples_are_bounded_and_thinned_without_losing_a_peak() -> None:
     everything = iterations.samples(now, 1e9)
     assert len(everything) == MOST_SAMPLES and len(iterations._log) <= 6 * MOST_SAMPLES
     assert everything[-1].waiting == 10 * MOST_SAMPLES - 1 and everything[0].ago == 3.0 * MOST_SAMPLES
+    assert {sample.iterations for sample in recent} == {1}
+    assert sum(sample.iterations for sample in everything) == 3 * MOST_SAMPLES
 
 
 def test_who_ran_meanwhile_is_found_and_only_they() -> None:
