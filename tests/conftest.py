@@ -1,6 +1,9 @@
 """Shared by all tests: quiet threads, the embedded model, and what transformers says about it."""
 
+import ctypes
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +18,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_SYSTEM):
             item.add_marker(pytest.mark.xdist_group("system"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back() -> Iterator[None]:
+    """Models are in cycles, and what is freed stays in the allocator: a run of all tests would take all of a
+    machine's memory, and Ray would end its processes.
+    """
+    yield
+    give_memory_back()
+
+
+def give_memory_back() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
