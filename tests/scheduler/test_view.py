@@ -87,7 +87,7 @@ def test_tokens_are_timed_from_arrival_and_from_each_other() -> None:
     recorder = cores.recorder
     completed, finished = recorder.completed, recorder.finished
     recorder.completed = lambda job, now: (recent.token(job, now), completed(job, now))[1]  # type: ignore
-    recorder.finished = lambda job, reason, now: (recent.end(job), finished(job, reason, now))[1]  # type: ignore
+    recorder.finished = lambda job, *rest: (recent.end(job), finished(job, *rest))[1]  # type: ignore
     cores.submit(create_submit(1, prompt=10, max_tokens=3, waited=2.0))
     cores.submit(create_submit(2, max_tokens=5, output=[7, 8]))  # came from another pipeline
     cores.received[JobId(2)] = [7, 8]
