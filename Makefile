@@ -32,9 +32,8 @@ browser: $(STAMP)
 serve: $(STAMP)
 	exec $(BIN)/skipjoin serve $(ARGS)
 
-# Two processes: one for the tests that start the whole application, one for the others.
 test: $(STAMP)
-	$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/pytest -q $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

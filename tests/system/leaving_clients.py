@@ -1,4 +1,7 @@
-"""Five hundred clients that leave at random points cost nothing afterwards."""
+"""Five hundred clients that leave at random points cost nothing afterwards.
+
+Not collected: it has hung three times on a busy machine, and why is not known. Run it by its path.
+"""
 
 import asyncio
 import random
