@@ -21,7 +21,7 @@ def http_options(gateway: GatewayConfig) -> dict[str, Any]:
 
 def check_certificate(gateway: GatewayConfig) -> None:
     """Raises ConfigError now, instead of a proxy that does not start."""
-    if not gateway.tls or gateway.tls_cert is None:
+    if gateway.tls_cert is None:
         return
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(

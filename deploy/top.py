@@ -72,20 +72,19 @@ class _Follower:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        failures = 0
-        while not self._stopped.wait(min(_LONGEST_WAIT_S, 2.0 ** (failures - 1)) if failures else 0.0):
+        seconds = 0.0
+        while not self._stopped.wait(seconds):
             why = "the server has ended the stream"
             try:
                 for snapshot in self._connection.watch(_PATH):
-                    failures = 0
+                    seconds = 0.0
                     self._news.put(snapshot)
             except Refused as error:
                 if error.status in (401, 403):
                     self._news.put(error)
                     return
                 why = str(error)
-            seconds = min(_LONGEST_WAIT_S, 2.0**failures)
-            failures += 1
+            seconds = min(_LONGEST_WAIT_S, 2 * seconds or 1.0)
             self._news.put(f"not live: {why}; trying again in {seconds:.0f} s")
 
     def news(self) -> Iterator[dict[str, Any] | str | Refused]:

@@ -19,8 +19,6 @@ from shared.supervise import Supervisor
 from shared.tracing import Tracing
 
 HELLO_EVERY_S = 1.0
-HELLO_STALE_S = 5.0
-"""A service that has not said hello for this long counts as gone."""
 
 
 class Service:

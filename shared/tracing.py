@@ -1,7 +1,6 @@
 """One OpenTelemetry trace per request. Off (no-op, free) unless an OTLP endpoint is configured."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -12,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanContext, StatusCode, Tracer
 
 from shared.config import TracingConfig
 
@@ -50,34 +49,11 @@ class Tracing:
     def enabled(self) -> bool:
         return self._provider is not None
 
-    def start(self, name: str, parent: str | None, **attributes: str | int | float) -> Span:
-        """Open a span below the W3C traceparent `parent`; the caller ends it."""
-        return self.tracer.start_span(
-            name, context=context_of(parent), kind=SpanKind.INTERNAL, attributes=attributes
-        )
-
-    @contextmanager
-    def span(self, name: str, parent: str | None, **attributes: str | int | float) -> Generator[Span]:
-        """A span around a block; an exception marks it as an error."""
-        span = self.start(name, parent, **attributes)
-        try:
-            yield span
-        except BaseException as error:
-            span.set_status(StatusCode.ERROR, str(error))
-            raise
-        finally:
-            span.end()
-
     def past(
         self, name: str, parent: str | None, seconds: float, now_ns: int, **attributes: str | int | float
     ) -> None:
         """Report a span that ended now and took `seconds`: durations travel, clocks of hosts do not."""
-        self.tracer.start_span(
-            name,
-            context=context_of(parent),
-            attributes=attributes,
-            start_time=now_ns - round(seconds * 1e9),
-        ).end(now_ns)
+        self.record(name, parent, now_ns - round(seconds * 1e9), now_ns, attributes)
 
     def reserve(self, parent: str) -> str:
         """The W3C traceparent of a span below `parent` that is recorded later, so that others can be below it

@@ -1,9 +1,6 @@
 """The other gateways of the application, by their Hello."""
 
-from shared.messages import Hello
-
-SILENCE_S = 5.0
-"""A gateway says Hello every second; after this long without one it counts as gone."""
+from shared.messages import HELLO_STALE_S, Hello
 
 
 class Gateways:
@@ -19,5 +16,5 @@ class Gateways:
 
     def others(self, now: float) -> list[str]:
         """Instances of those that are there."""
-        self._heard = {name: heard for name, heard in self._heard.items() if now - heard <= SILENCE_S}
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard <= HELLO_STALE_S}
         return sorted(self._heard)

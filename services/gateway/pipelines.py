@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from shared.costmodel import GUESS, CostModel
 from shared.ids import Epoch
-from shared.messages import LEAVING, Hello, Limits
+from shared.messages import HELLO_STALE_S, LEAVING, Hello, Limits
 
-SILENCE_S = 5.0
-"""A scheduler says Hello every second; after this long without one it counts as lost."""
 GONE_S = 60.0
 """What has not come back by then is not waited for."""
 
@@ -104,8 +102,8 @@ class Pipelines:
         known = self._known.get(pipeline)
         if known is None:
             return "the scheduler has not started yet"
-        if now - known.heard > SILENCE_S:
-            return f"no sign of life from the scheduler for more than {SILENCE_S:.0f} s"
+        if now - known.heard > HELLO_STALE_S:
+            return f"no sign of life from the scheduler for more than {HELLO_STALE_S:.0f} s"
         if not known.hello.ready or known.hello.limits is None:
             return known.hello.detail or "the scheduler is loading"
         return ""
@@ -159,7 +157,7 @@ class Pipelines:
             pipeline
             for pipeline, known in self._known.items()
             if pipeline >= self._configured
-            and now - known.heard > (SILENCE_S if known.hello.detail == LEAVING else GONE_S)
+            and now - known.heard > (HELLO_STALE_S if known.hello.detail == LEAVING else GONE_S)
         ]
         for pipeline in gone:
             del self._known[pipeline]

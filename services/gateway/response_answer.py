@@ -19,9 +19,9 @@ import msgspec
 from services.gateway.answers import Answer, Usage
 from services.gateway.logprobs import ScoredToken, TokenNames
 from services.gateway.refusals import Failure
+from services.gateway.response_items import ItemStatus
 from services.gateway.response_object import (
     IncompleteDetails,
-    ItemStatus,
     OutputCall,
     OutputItem,
     OutputMessage,

@@ -6,10 +6,10 @@ from pydantic import BaseModel, Field
 
 from services.gateway.answers import Usage
 from services.gateway.logprobs import ScoredToken
+from services.gateway.response_items import ItemStatus
 from services.gateway.response_request import ResponseNamedTool, ResponseTextFormat, ResponseTool
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Status = Literal[ItemStatus, "failed"]
 
 
 class OutputText(BaseModel):

@@ -5,25 +5,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from shared.messages import IterationSample, JobState, LevelChange, Segment, Timeline
-
-State = Literal[
-    "gateway", "queued", "prefill", "decode", "preempted", "swapping_out", "on_host", "swapping_in",
-    "recompute", "sending",
-]  # fmt: skip
-_WAITING = frozenset(
-    {
-        JobState.QUEUED,
-        JobState.PREEMPTED,
-        JobState.SWAPPING_OUT,
-        JobState.ON_HOST,
-        JobState.SWAPPING_IN,
-    }
-)
+from shared.messages import WAITING, IterationSample, JobState, LevelChange, Segment, Timeline
 
 
 class TimelineSegment(BaseModel):
-    state: State = Field(
+    state: JobState = Field(
         description="gateway: before it was submitted; queued: without KV; preempted: its KV is on the "
         "device and others run; on_host: its KV is in host memory; recompute: prefill again, as its KV was "
         "dropped; sending: from its last token to the end of the answer"
@@ -172,12 +158,12 @@ def sample_of(sample: IterationSample, pipeline: int, now: float) -> TimelineSam
 def _segment(segment: Segment, others: bool) -> TimelineSegment:
     names = segment.displaced_by if others else []
     return TimelineSegment.model_construct(
-        state=segment.state.value,
+        state=segment.state,
         level=segment.level,
         start_s=segment.start,
         end_s=segment.end,
         iterations=segment.iterations or None,
-        displaced_by=names if segment.state in _WAITING else None,
+        displaced_by=names if segment.state in WAITING else None,
         reason=segment.reason,
         merged=segment.merged,
     )

@@ -8,6 +8,7 @@ from shared.bus import Delivery
 from shared.config import Config
 from shared.ids import TransferId
 from shared.messages import (
+    LOOK_EVERY_S,
     Direction,
     Directive,
     KVChanged,
@@ -20,13 +21,11 @@ from shared.messages import (
     TierView,
     TransferDone,
 )
+from shared.momentary import Momentary
 from shared.service import Service
 
 CHECK_EVERY_S = 10.0
 """The integrity check walks over all blocks: always when nothing is under way, and this often when busy."""
-
-LOOK_EVERY_S = 0.2
-"""Gateways that look more often, or several at once, get the same view."""
 
 
 class KVCacheService(Service):
@@ -35,8 +34,7 @@ class KVCacheService(Service):
         self._checked = self.clock.now()
         self._copies = config.parallel.pipeline_stages * config.parallel.tensor_parallel
         self._core = KVCache(config.kv, self._copies)
-        self._view: KVView | None = None
-        self._viewed = 0.0
+        self._view = Momentary[KVView](LOOK_EVERY_S)
         self._slowest: dict[TransferId, float] = {}  # of the stages that have acknowledged so far
         self._swapped = {
             direction: self.registry.counter(
@@ -92,7 +90,7 @@ class KVCacheService(Service):
             case PlanRequest() as request:
                 await self._plan(request, delivery)
             case Look():
-                await self.bus.reply(delivery, self._look())
+                await self.bus.reply(delivery, self._view.get(self.clock.now(), self._look))
             case TransferDone() as message if delivery.epoch == self.bus.epoch:
                 await self._transferred(message)
             case TransferDone():
@@ -101,21 +99,17 @@ class KVCacheService(Service):
                 self.log.error("unexpected %s from %s", type(other).__name__, delivery.source)
 
     def _look(self) -> KVView:
-        """Cached for a moment: it goes over all jobs that hold blocks."""
-        now = self.clock.now()
-        if self._view is None or now - self._viewed >= LOOK_EVERY_S:
-            tiers = (("device", self._core.device), ("host", self._core.host))
-            states = self._core.occupancy()
-            self._view = KVView(
-                [
-                    TierView(
-                        name, pool.total, states[name]["held"], states[name]["moving"], states[name]["cached"]
-                    )
-                    for name, pool in tiers
-                ]
-            )
-            self._viewed = now
-        return self._view
+        """It goes over all jobs that hold blocks."""
+        tiers = (("device", self._core.device), ("host", self._core.host))
+        states = self._core.occupancy()
+        return KVView(
+            [
+                TierView(
+                    name, pool.total, states[name]["held"], states[name]["moving"], states[name]["cached"]
+                )
+                for name, pool in tiers
+            ]
+        )
 
     async def _plan(self, request: PlanRequest, delivery: Delivery) -> None:
         if delivery.epoch < self.bus.epoch:

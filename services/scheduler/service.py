@@ -8,6 +8,7 @@ Everyone drops messages of older epochs; every unfinished job is recomputed from
 """
 
 import asyncio
+from functools import partial
 
 import msgspec
 
@@ -24,7 +25,9 @@ from shared.costmodel import CostModel
 from shared.errors import BusTimeout, ConfigError, NoResponder, SkipjoinError
 from shared.ids import Epoch
 from shared.messages import (
+    HELLO_STALE_S,
     LEAVING,
+    LOOK_EVERY_S,
     Abort,
     Accepted,
     AskTimelines,
@@ -51,11 +54,10 @@ from shared.messages import (
     TokenBatch,
 )
 from shared.metrics import RunningTotal
-from shared.service import HELLO_STALE_S, Service
+from shared.momentary import Momentary
+from shared.service import Service
 
 PLAN_TIMEOUT_S = 10.0
-LOOK_EVERY_S = 0.2
-"""Gateways that look more often, or several at once, get the same view."""
 RECEIVER_LOST_S = 15.0
 """A gateway silent for this long has crashed; a mere reconnect to NATS takes less."""
 
@@ -68,7 +70,6 @@ class SchedulerService(Service):
     pipeline: int
     _core: Scheduler | None = None
     _stopping = False
-    _view: SchedulerView | None = None
 
     def __init__(self, config: Config, pipeline: int = 0) -> None:
         super().__init__(config, "scheduler", pipeline)
@@ -84,8 +85,9 @@ class SchedulerService(Service):
             "skipjoin_jobs", "Unfinished jobs by state and queue.", ["state", "level"]
         )
         self._counted: set[Place] = set()
+        self._view = Momentary[SchedulerView](LOOK_EVERY_S)
         self._in_flight = self.registry.gauge("skipjoin_batches_in_flight", "Batches the stages work on.")
-        self._iterations = self.registry.counter("skipjoin_iterations", "Iterations completed.")
+        self._iterations = RunningTotal(self.registry.counter("skipjoin_iterations", "Iterations completed."))
         self._epochs = self.registry.counter("skipjoin_epochs", "Epochs begun, by cause.", ["cause"])
         self._batch_size = self.registry.histogram(
             "skipjoin_batch_size", "Jobs in an iteration.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -240,7 +242,8 @@ class SchedulerService(Service):
                 return
             case Look():
                 if self._core is not None:
-                    await self.bus.reply(delivery, self._look(self._core))
+                    now, look = self.clock.now(), partial(self._look, self._core)
+                    await self.bus.reply(delivery, self._view.get(now, look))
                 return
             case StepResult() | StepPassed() | KVChanged() if delivery.epoch != self.bus.epoch:
                 self.bus.count("stale_epoch")
@@ -264,11 +267,8 @@ class SchedulerService(Service):
         self._wake.set()
 
     def _look(self, core: Scheduler) -> SchedulerView:
-        now = self.clock.now()
-        if self._view is None or now - self._view.at >= LOOK_EVERY_S:
-            busy = self._utilisation.busy
-            self._view = view_of(core, self._observer.recent, busy, self._iterated, now)
-        return self._view
+        busy = self._utilisation.busy
+        return view_of(core, self._observer.recent, busy, self._iterated, self.clock.now())
 
     async def _submit(self, submit: Submit, delivery: Delivery) -> None:
         if self._core is None:
@@ -289,7 +289,6 @@ class SchedulerService(Service):
         tokens = self._core.complete(result, now)
         self._utilisation.observe(self._core.in_flight, now)
         self._utilisation.worked(result.seconds, result.waited)
-        self._iterations.inc()
         self._iterated += 1
         self._progress()
         await self._send_tokens(tokens)
@@ -384,6 +383,7 @@ class SchedulerService(Service):
         if self._core is None:
             return
         self._in_flight.set(self._core.in_flight)
+        self._iterations.follow(self._iterated)
         self._active.follow(self._utilisation.active)
         for stage, (busy, bubble) in enumerate(
             zip(self._utilisation.busy, self._utilisation.bubble, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared.messages import RUNNING, Direction, JobState, LevelChange, Segment
+from shared.messages import RUNNING, WAITING, Direction, JobState, LevelChange, Segment
 
 MAX_SEGMENTS = 512
 """Of one job. When it has more, neighbours are merged: an answer that is preempted ten thousand times is seen
@@ -173,7 +173,6 @@ class Track:
         """The present segment; none if it took no time."""
         if until <= self.since and not self._iterations:
             return []
-        waited = self.state not in RUNNING and self.state is not JobState.GATEWAY
         start = self._closed[-1].end if self._closed else 0.0  # to the last bit, so that no gap can be
         segment = Segment(
             self.state,
@@ -181,7 +180,7 @@ class Track:
             max(start, until - self._arrived),
             self._level,
             self._iterations,
-            self._displacers(self.since, until) if waited else [],
+            self._displacers(self.since, until) if self.state in WAITING else [],
             self._reason,
             self._merged,
         )

@@ -18,6 +18,7 @@ from shared.messages.activations import (
 )
 from shared.messages.base import Message, Part
 from shared.messages.board import (
+    LOOK_EVERY_S,
     JobView,
     KVView,
     Latency,
@@ -45,6 +46,7 @@ from shared.messages.kv import (
 )
 from shared.messages.life import (
     DRAINED,
+    HELLO_STALE_S,
     LEAVING,
     Drain,
     Hello,
@@ -89,6 +91,7 @@ from shared.messages.steps import (
 )
 from shared.messages.timelines import (
     RUNNING,
+    WAITING,
     AskTimelines,
     IterationSample,
     JobsEnded,
@@ -103,8 +106,11 @@ from shared.messages.timelines import (
 __all__ = [
     "DRAINED",
     "HASH_BYTES",
+    "HELLO_STALE_S",
     "LEAVING",
+    "LOOK_EVERY_S",
     "RUNNING",
+    "WAITING",
     "Abort",
     "Accepted",
     "AskTimelines",

@@ -3,6 +3,9 @@
 from shared.ids import JobId
 from shared.messages.base import Message, Part
 
+LOOK_EVERY_S = 0.2
+"""Gateways that look more often, or several at once, get the same view."""
+
 
 class Look(Message, frozen=True):
     """Ask a scheduler or a KV-cache manager what it looks like. Answered with SchedulerView or KVView."""

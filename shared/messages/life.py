@@ -3,6 +3,9 @@
 from shared.costmodel import CostModel
 from shared.messages.base import Message, Part
 
+HELLO_STALE_S = 5.0
+"""Services say Hello every second; one that has not for this long counts as gone."""
+
 
 class Limits(Part, frozen=True):
     """What a single request may ask for. capacity: tokens that one job's KV may ever hold."""

@@ -30,6 +30,17 @@ class JobState(StrEnum):
 RUNNING = frozenset({JobState.PREFILL, JobState.DECODE, JobState.RECOMPUTE})
 """In these a job is in an iteration, or between two that follow each other."""
 
+WAITING = frozenset(
+    {
+        JobState.QUEUED,
+        JobState.PREEMPTED,
+        JobState.SWAPPING_OUT,
+        JobState.ON_HOST,
+        JobState.SWAPPING_IN,
+    }
+)
+"""In these others run in its place."""
+
 
 class Segment(Part, frozen=True):
     """start, end: seconds since the job's arrival

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from services.gateway.bus_engine import BusEngine
-from services.gateway.pipelines import SILENCE_S
 from shared.block_hashes import block_hashes
 from shared.clock import VirtualClock
 from shared.config import parse
 from shared.errors import BusTimeout, InvalidRequest, NotReady
 from shared.ids import Epoch, JobId
 from shared.messages import (
+    HELLO_STALE_S,
     LEAVING,
     Abort,
     Accepted,
@@ -135,7 +135,7 @@ async def test_a_stream_goes_on_elsewhere_token_for_token(rig: Rig, why: str) ->
         first.tokens(0, [10, 11])
         await rig.settle()
         if why == "silence":
-            rig.clock.advance(SILENCE_S + 1)
+            rig.clock.advance(HELLO_STALE_S + 1)
             second.hello()
         else:
             first.hello(why)

@@ -1,8 +1,8 @@
 """What the gateway thinks of each pipeline, from what its scheduler says and for how long it has not."""
 
-from services.gateway.pipelines import GONE_S, SILENCE_S, News, Pipelines, Server
+from services.gateway.pipelines import GONE_S, News, Pipelines, Server
 from shared.ids import Epoch
-from shared.messages import LEAVING, Hello, Limits
+from shared.messages import HELLO_STALE_S, LEAVING, Hello, Limits
 
 LIMITS = Limits(64, 64)
 A, B = Server(Epoch(50), "a", 0), Server(Epoch(10), "b", 1)
@@ -24,8 +24,8 @@ def test_one_that_serves_is_enough() -> None:
     assert pipelines.serving(1.0) == [0, 1] and pipelines.limits == Limits(32, 64)
     pipelines.hear(hello(detail="waiting for stage0"), A, 1.0)
     assert pipelines.serving(1.0) == [1] and pipelines.not_ready(1.0) == ""
-    assert pipelines.serving(SILENCE_S + 0.5) == [] != pipelines.serving(SILENCE_S)
-    reason = pipelines.not_ready(SILENCE_S + 0.5)
+    assert pipelines.serving(HELLO_STALE_S + 0.5) == [] != pipelines.serving(HELLO_STALE_S)
+    reason = pipelines.not_ready(HELLO_STALE_S + 0.5)
     assert "pipeline 0: waiting for stage0" in reason and "pipeline 1: no sign of life" in reason
 
 
@@ -56,7 +56,7 @@ def test_who_took_leave_is_soon_forgotten_and_who_is_silent_later_but_never_a_co
     pipelines = two()
     pipelines.hear(hello(detail=LEAVING), B, 0.0)
     pipelines.hear(hello(), Server(Epoch(5), "c", 2), 0.0)
-    assert pipelines.take_gone(SILENCE_S) == []
-    assert pipelines.take_gone(SILENCE_S + 1) == [1] and pipelines.members == [0, 2]
+    assert pipelines.take_gone(HELLO_STALE_S) == []
+    assert pipelines.take_gone(HELLO_STALE_S + 1) == [1] and pipelines.members == [0, 2]
     assert pipelines.take_gone(GONE_S + 1) == [2] and pipelines.members == [0]
     assert "no sign of life" in pipelines.not_ready(GONE_S + 1)
