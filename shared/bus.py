@@ -6,8 +6,8 @@ callbacks of one subscription run one after another.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 import nats
@@ -23,6 +23,8 @@ from shared.messages import Body, Envelope
 from shared.metrics import Registry
 from shared.nats_client import NatsClient, connection_options
 from shared.subjects import Subjects
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("skipjoin.bus")
 
@@ -79,7 +81,8 @@ class Subscription:
     async def next_within(self, seconds: float) -> Delivery | None:
         """The next delivery, or None when none came within `seconds`."""
         try:
-            return await asyncio.wait_for(self._queue.get(), seconds)
+            async with asyncio.timeout(seconds):
+                return await self._queue.get()
         except TimeoutError:
             return None
 
@@ -209,7 +212,9 @@ class Bus:
         """
         payload, headers = self._encode(subject, body, trace)
         try:
-            message = await self._client.request(subject, payload, timeout=timeout, headers=headers)
+            message = await _cancellable(
+                self._client.request(subject, payload, timeout=timeout, headers=headers)
+            )
         except nats.errors.Error as error:
             raise self._translate(subject, error, timeout) from None
         return Delivery(_decoder.decode(message.data), None, message.reply, 0)
@@ -295,3 +300,16 @@ class Bus:
 
     async def _on_closed(self) -> None:
         self._failure = self._failure or BusClosed("the NATS connection is closed")
+
+
+async def _cancellable(waiting: Awaitable[_T]) -> _T:
+    """What it returns or raises. A cancellation always comes through: Python 3.11's `wait_for`, which nats-py
+    uses, loses one that comes in the same turn of the loop as what it waits for.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        return await waiting
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError

@@ -89,7 +89,13 @@ class Application:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        settings = uvicorn.Config(self.gateway.api, port=port, log_level="error", lifespan="off")
+        settings = uvicorn.Config(
+            self.gateway.api,
+            port=port,
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=10,  # a client that a test left open must not keep it from ending
+        )
         self._server = uvicorn.Server(settings)
         self._serving = asyncio.create_task(self._server.serve())
 

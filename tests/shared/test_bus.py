@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 from shared.bus import Bus
 from shared.config import Config, NatsConfig
@@ -79,6 +81,27 @@ async def test_request_and_reply(pair: tuple[Bus, Bus]) -> None:
     answer = await a.request("service", CollectMetrics(), timeout=5)
     assert answer.body == Metrics([]) and answer.source == b.instance
     task.cancel()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancellation_in_the_moment_of_the_answer_is_not_lost(
+    pair: tuple[Bus, Bus], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As Python 3.11's `wait_for`, which nats-py uses, loses it."""
+    a, _ = pair
+    answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(a._client, "request", lambda *_, **__: asyncio.wait_for(answer, 5))
+    task = asyncio.create_task(a.request("service", CollectMetrics(), timeout=5))
+    await asyncio.sleep(0)
+    if fails:
+        answer.set_exception(NoRespondersError())
+    else:
+        payload, _ = a._encode("service", Metrics([]), None)
+        answer.set_result(Msg(a._client, data=payload))
+    await asyncio.sleep(0)  # the answer is there, and whoever waits for it has not gone on
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_nobody_there_and_nobody_answering_are_told_apart(pair: tuple[Bus, Bus]) -> None:

@@ -1,7 +1,4 @@
-"""Five hundred clients that leave at random points cost nothing afterwards.
-
-Not collected: it has hung three times on a busy machine, and why is not known. Run it by its path.
-"""
+"""Five hundred clients that leave at random points cost nothing afterwards."""
 
 import asyncio
 import random
