@@ -1,6 +1,7 @@
 """The attention kernel that transformers' models call: K and V go into paged blocks, queries read them there.
 
-Decode jobs are gathered and attended to together; a prompt with nothing cached needs no gather at all.
+Decode jobs are attended to together: on a CPU where K and V lie, elsewhere gathered. A prompt with nothing
+cached needs no gather at all.
 """
 
 from typing import Any
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from services.stage import paged_decode
 from services.stage.attention_plan import AttentionPlan, Decodes, PagedKV, Prefill
+from services.stage.paged_decode import PagedDecodes
 
 ATTENTION = "skipjoin_paged"
 """Name of the kernel in a model's configuration."""
@@ -40,7 +43,9 @@ def paged_attention(
     outputs: list[Tensor] = []
     for call in plan.calls(sliding_window):
         rows_query = query[:, :, call.rows]
-        if isinstance(call, Decodes):
+        if isinstance(call, PagedDecodes):
+            outputs.append(paged_decode.attend(call, kv.array, layer, rows_query[0].transpose(0, 1), scaling))
+        elif isinstance(call, Decodes):
             outputs.append(_decode(call, kv, layer, rows_query, scaling))
         elif call.pages is None:
             outputs.append(_attend(call, rows_query, key[:, :, call.rows], value[:, :, call.rows], scaling))

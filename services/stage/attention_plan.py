@@ -1,13 +1,16 @@
 """Where an iteration reads and writes paged KV: computed once per step, used by every layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from services.stage import paged_decode
 from services.stage.batch import Span
+from services.stage.paged_decode import PagedDecodes
 
 _PADDING_WORTH_A_CALL = 16
 """Blocks of padding that cost as much as one more call: 4 us each against 60 us (SmolLM2 on one thread)."""
@@ -21,6 +24,7 @@ class PagedKV:
 
     pages: [blocks * layers * 2, block_size * kv_heads * head_dim], one row per block, layer and K or V
     slots: [blocks * layers * 2 * block_size, kv_heads, head_dim], one row per token
+    in_place: decode jobs read K and V where they lie, in `array`, which is the whole tier
     """
 
     def __init__(self, tensor: Tensor, first_layer: int) -> None:
@@ -32,6 +36,9 @@ class PagedKV:
         self.slots = tensor.view(-1, self.kv_heads, self.head_dim)
         self.pages = tensor.view(-1, self.block_size * self.kv_heads * self.head_dim)
         self.page_bytes = self.pages.shape[1] * tensor.element_size()
+        self.in_place = paged_decode.serves(tensor)
+        if self.in_place:
+            self.array: NDArray[np.float32] = tensor.numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +68,40 @@ class Prefill:
     mask: Tensor | None
 
 
+Call = PagedDecodes | Decodes | Prefill
+
+
 class AttentionPlan:
     """write: [layers, 2, rows] rows of `PagedKV.slots` for the new K and V"""
 
     def __init__(self, spans: Sequence[Span], kv: PagedKV) -> None:
         self.kv = kv
         self._spans = spans
-        self._calls: dict[int | None, list[Decodes | Prefill]] = {}
+        self._calls: dict[int | None, list[Call]] = {}
         self.write = self._slots()
 
-    def calls(self, window: int | None) -> list[Decodes | Prefill]:
+    def calls(self, window: int | None) -> list[Call]:
         """What to compute, in row order, for layers that see the last `window` tokens (None: all)."""
         if window not in self._calls:
             decodes = [span for span in self._spans if span.tokens == 1]
             self._calls[window] = [
-                *(self._decodes(group, window) for group in self._grouped(decodes, window)),
+                *self._all_decodes(decodes, window),
                 *(self._prefill(span, window) for span in self._spans if span.tokens > 1),
             ]
         return self._calls[window]
+
+    def _all_decodes(self, spans: list[Span], window: int | None) -> Iterator[Call]:
+        if self.kv.in_place and spans:
+            yield self._paged_decodes(spans, window)
+        else:
+            yield from (self._decodes(group, window) for group in self._grouped(spans, window))
+
+    def _paged_decodes(self, spans: list[Span], window: int | None) -> PagedDecodes:
+        visible = [self._visible(span, window) for span in spans]
+        start = np.array([blocks.start * self.kv.block_size for blocks in visible], np.int32)
+        context = np.array([span.context for span in spans], np.int32)
+        first = start if window is None else np.maximum(context - window, start)
+        return PagedDecodes(_rows(spans), _table(spans, visible), start, first, context)
 
     def _grouped(self, decodes: list[Span], window: int | None) -> list[list[Span]]:
         """Split jobs, which come by ascending context, where padding costs more than another call."""
@@ -104,16 +127,13 @@ class AttentionPlan:
 
     def _decodes(self, spans: list[Span], window: int | None) -> Decodes:
         visible = [self._visible(span, window) for span in spans]
-        width = max(map(len, visible))
-        table = np.zeros((len(spans), width), np.int64)
-        for row, (span, blocks) in enumerate(zip(spans, visible, strict=True)):
-            table[row, : len(blocks)] = span.table[blocks.start : blocks.stop]
+        table = _table(spans, visible)
         size = self.kv.block_size
         context = np.array([[span.context] for span in spans])
-        position = np.array([[blocks.start * size] for blocks in visible]) + np.arange(width * size)
+        position = np.array([[blocks.start * size] for blocks in visible]) + np.arange(table.shape[1] * size)
         seen = _seen(position, context - 1, window)
-        rows = slice(spans[0].row, spans[-1].row + 1)
-        return Decodes(rows, self._pages(table.reshape(-1)), self._mask(seen[:, None, None]))
+        pages = self._pages(table.reshape(-1).astype(np.int64))
+        return Decodes(_rows(spans), pages, self._mask(seen[:, None, None]))
 
     def _prefill(self, span: Span, window: int | None) -> Prefill:
         rows = slice(span.row, span.row + span.tokens)
@@ -149,6 +169,18 @@ class AttentionPlan:
     def _mask(self, seen: np.ndarray) -> Tensor:
         mask = torch.zeros(seen.shape, dtype=self.kv.dtype, device=self.kv.device)
         return mask.masked_fill_(torch.from_numpy(~seen).to(self.kv.device), -torch.inf)
+
+
+def _rows(spans: list[Span]) -> slice:
+    return slice(spans[0].row, spans[-1].row + 1)
+
+
+def _table(spans: list[Span], visible: list[range]) -> NDArray[np.int32]:
+    """[jobs, blocks of the job that sees most]; what others do not have is block 0"""
+    table = np.zeros((len(spans), max(map(len, visible))), np.int32)
+    for row, (span, blocks) in enumerate(zip(spans, visible, strict=True)):
+        table[row, : len(blocks)] = span.table[blocks.start : blocks.stop]
+    return table
 
 
 def _seen(position: np.ndarray, query: np.ndarray, window: int | None) -> np.ndarray:
