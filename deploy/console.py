@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -25,6 +26,9 @@ from shared.nats_server import with_embedded_address
 from shared.subjects import Subjects
 
 READY_TIMEOUT_S = 600.0
+
+STOP_TIMEOUT_S = 45.0
+"""Ray has so long to stop, from the first attempt; it takes 5 to 10 s. Its processes end with this one."""
 
 
 class StartFailed(SkipjoinError):
@@ -53,14 +57,25 @@ class Console:
 def serve(config: Config, overrides: dict[str, Tree]) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status: 0 after a clean stop, 1 if the start failed."""
     console = Console()
+    patience = threading.Timer(STOP_TIMEOUT_S, _leave)
+    patience.daemon = True
     try:
         _check_port(config)
         _check_access(config, console)
         _prepare_model(config, console)
-        return asyncio.run(_serve(config, overrides, console))
+        return asyncio.run(_serve(config, overrides, console, patience))
     except SkipjoinError as error:
         sys.stderr.write(f"skipjoin: {error}\n")
         return 1
+    finally:
+        patience.cancel()
+
+
+def _leave() -> None:
+    """Ray may hang, in threads of its own, when one of its processes has died (without memory, say)."""
+    sys.stderr.write(f"skipjoin: Ray has not stopped in {STOP_TIMEOUT_S:.0f} s, it is left to its fate\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _check_port(config: Config) -> None:
@@ -100,7 +115,10 @@ def _prepare_model(config: Config, console: Console) -> None:
     check_heads(heads, kv_heads, config.parallel.tensor_parallel)
 
 
-async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -> int:
+async def _serve(
+    config: Config, overrides: dict[str, Tree], console: Console, patience: threading.Timer
+) -> int:
+    """patience: is started when Ray is to stop"""
     stop = asyncio.Event()
     hurry = asyncio.Event()
     _listen_for_signals(stop, hurry)
@@ -115,7 +133,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
     application = _Application(config, overrides, embedded)
     console.show("ray", "starting")
     try:
-        await _start(application)
+        await _start(application, stop, hurry)
         _listen_for_signals(stop, hurry)  # Ray has taken SIGTERM for a crash, and aborts after three seconds
         watcher = asyncio.create_task(_show_progress(config, console))
         ready = await _wait_ready(application, config, console, stop)
@@ -127,6 +145,7 @@ async def _serve(config: Config, overrides: dict[str, Tree], console: Console) -
             await drain(config, hurry, await asyncio.to_thread(application.gateways))
     finally:
         console.show("ray", "stopping")
+        patience.start()
         await asyncio.to_thread(application.stop)
         if not config.gateway.tls:
             shutil.rmtree(Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]), ignore_errors=True)
@@ -146,14 +165,27 @@ async def _check_external_nats(config: Config) -> None:
     await bus.close()
 
 
-async def _start(application: "_Application") -> None:
-    """Raises StartFailed with Ray's last words."""
+async def _start(application: "_Application", stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Raises StartFailed with Ray's last words, or when it was to stop and did not come so far."""
+    starting = asyncio.create_task(asyncio.to_thread(application.start))
+    given_up = asyncio.create_task(_give_up(stop, hurry))
+    await asyncio.wait((starting, given_up), return_when=asyncio.FIRST_COMPLETED)
+    given_up.cancel()
+    if not starting.done():
+        raise StartFailed("stopped while Ray was starting")
     try:
-        await asyncio.to_thread(application.start)
+        await starting
     except SkipjoinError:
         raise
     except Exception as error:
         raise StartFailed(f"Ray Serve could not start: {error}") from error
+
+
+async def _give_up(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Returns at the second signal, or a while after the first: a start cannot be broken off."""
+    await stop.wait()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), STOP_TIMEOUT_S / 2)
 
 
 class _Application:

@@ -3,6 +3,7 @@
 For benchmarks that compare configurations in one run, and for the system tests.
 """
 
+import contextlib
 import os
 import secrets
 import signal
@@ -65,7 +66,8 @@ class ServedApplication:
     def __enter__(self) -> Self:
         self._ready.wait(START_TIMEOUT_S)
         if self.process.poll() is not None or "Ctrl-C" not in "".join(self.output):
-            self.stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
             raise NotStarted(f"skipjoin serve did not start:\n{''.join(self.output)}")
         return self
 
@@ -78,9 +80,16 @@ class ServedApplication:
         return status
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired if it had to be killed, with all it started."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(STOP_TIMEOUT_S)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise
 
     def survivors(self) -> list[str]:
         """Command lines of processes that were started by this one and still run."""

@@ -45,14 +45,14 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         action="append",
         default=[],
         metavar="NAME=URL",
-        help="a server that runs; may be repeated",
+        help="a server that runs, beside those of a --config; may be repeated",
     )
     compare.add_argument(
         "--own",
         action="append",
         default=[],
         metavar="NAME:KEY=VALUE,…",
-        help="Skipjoin itself with these overrides, started here; may be repeated",
+        help="Skipjoin itself with these overrides, started here; the same",
     )
     compare.set_defaults(run=_guarded(_compare, "compare"))
     for command in (bench, compare):
@@ -146,19 +146,19 @@ def _compare(options: argparse.Namespace) -> int:
         if not separator:
             raise ConfigError(f"--own {text}: write it as NAME:KEY=VALUE,… (NAME: alone for the defaults)")
         targets[name] = {"set": [part for part in assignments.split(",") if part]}
-    benchmark = _benchmark(options, targets)
+    benchmark = _benchmark(options, targets, added=True)
     if len(benchmark.targets) < 2:
         raise ConfigError("targets: comparing needs two; give --target or --own twice, or a --config")
     return _play(options, benchmark)
 
 
-def _benchmark(options: argparse.Namespace, targets: dict[str, Any]) -> "Benchmark":
-    """The file's, with what the command line overrides."""
+def _benchmark(options: argparse.Namespace, targets: dict[str, Any], *, added: bool = False) -> "Benchmark":
+    """The file's, with what the command line overrides. added: `targets` come beside the file's"""
     from loadgen.bench.settings import parse, read
 
     tree = read(options.config) if options.config is not None else {}
     if targets:
-        tree["targets"] = targets
+        tree["targets"] = {**((tree.get("targets") or {}) if added else {}), **targets}
     for option, path in _PLACES.items():
         value = getattr(options, option)
         if value is not None:

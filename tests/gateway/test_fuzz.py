@@ -1,7 +1,11 @@
-"""Whatever the parameters are, the answer is 200 or a 4xx that names something; never a 5xx."""
+"""Whatever the parameters are, the answer is 200 or a 4xx that names something; never a 5xx.
+
+For a release, longer: SKIPJOIN_FUZZ_EXAMPLES=5000 make test ARGS=tests/gateway/test_fuzz.py
+"""
 
 import asyncio
 import json
+import os
 from typing import Any
 
 from hypothesis import example, given, settings
@@ -13,6 +17,8 @@ from services.gateway.schema import ChatRequest, CompletionRequest
 from services.gateway.tokenizer import Tokenizer
 from shared.messages import Limits
 from tests.gateway.fakes import MODEL, FakeEngine, client_of, make_app
+
+EXAMPLES = int(os.environ.get("SKIPJOIN_FUZZ_EXAMPLES", "100"))
 
 scalars = (
     st.none()
@@ -161,13 +167,13 @@ responses = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(fields=responses)
 def test_no_items_and_forms_of_a_response_give_a_5xx(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     assert_answered(tokenizer, "/v1/responses", {"model": MODEL, "input": "hi"} | fields, Limits(8192, 8192))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(fields=structured)
 @example(fields=with_schema({"patternProperties": 1}))
 @example(fields=with_schema({"patternProperties": {"(": {}}}))
@@ -176,7 +182,7 @@ def test_no_schemas_give_a_5xx(tokenizer: Tokenizer, fields: dict[str, Any]) -> 
     assert_answered(tokenizer, "/v1/chat/completions", body, Limits(8192, 8192))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(path=st.sampled_from(sorted(SOURCES)), complete=st.booleans(), fields=bodies)
 @example(path="/v1/completions", complete=True, fields={"temperature": 10**400})
 @example(path="/v1/completions", complete=True, fields={"top_k": 10**400, "seed": -(2**63)})

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.config import Config, KVConfig, ModelConfig
+from services.stage.runner import StageRunner
+from shared.config import Config, KVConfig, ModelConfig, StageConfig
 from shared.errors import ConfigError, CopyFailed, KVCapacityError
 from shared.ids import TransferId
 from shared.messages import Sampling
@@ -17,6 +19,12 @@ from .pipeline import Job, Pipeline, make_config
 
 Tiny = Callable[[str], tuple[Path, torch.nn.Module]]
 TOKENS = 24
+
+
+def runner_of(pipeline: Pipeline) -> StageRunner:
+    runner = pipeline.runners[0]
+    assert isinstance(runner, StageRunner)
+    return runner
 
 
 def run_everything_at_once(pipeline: Pipeline) -> list[Job]:
@@ -56,10 +64,26 @@ def test_greedy_text_equals_transformers(tiny: Tiny, family: str, stages: int) -
         assert_same_text(model, job.prompt, expected, job.output)
 
 
-def test_many_decodes_of_very_different_lengths(tiny: Tiny) -> None:
+@pytest.mark.parametrize("family", CONFIGS)
+def test_greedy_text_with_gathered_attention(tiny: Tiny, family: str) -> None:
+    """As on an accelerator; on a CPU it takes a second thread."""
+    folder, model = tiny(family)
+    config = msgspec.structs.replace(make_config(folder), stage=StageConfig(threads=2))
+    with Pipeline(config, folder) as pipeline:
+        assert not runner_of(pipeline)._kv.in_place
+        jobs = run_everything_at_once(pipeline)
+    for job in jobs:
+        assert_same_text(model, job.prompt, hf_generate(model, job.prompt, TOKENS), job.output)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_decodes_of_very_different_lengths(tiny: Tiny, threads: int) -> None:
     folder, model = tiny("mistral-sliding")
     lengths = [3, 150, 4, 90, 33, 7]
-    with Pipeline(make_config(folder, device_blocks=128), folder) as pipeline:
+    config = msgspec.structs.replace(
+        make_config(folder, device_blocks=128), stage=StageConfig(threads=threads)
+    )
+    with Pipeline(config, folder) as pipeline:
         jobs = [pipeline.new_job(make_prompt(n, seed=n)) for n in lengths]
         while len(jobs[0].output) < 8:
             pipeline.step([(job, job.left_to_compute) for job in jobs])
