@@ -269,3 +269,14 @@ LOADGEN = Path(command.__file__).parents[1]
 def test_the_files_that_come_with_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert skipjoin("compare", "--config", str(file), "--dry-run") == 0
     assert "targets:" in capsys.readouterr().out
+
+
+def test_targets_of_the_command_line_come_beside_those_of_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = str(LOADGEN / "configs" / "skewed.yaml")
+    status = skipjoin("compare", "--config", file, "--target", "peer=http://a", "--own", "fcfs:", "--dry-run")
+    assert status == 0
+    targets = yaml.safe_load(capsys.readouterr().out)["targets"]
+    assert list(targets) == ["fcfs", "skip-join", "gittins", "peer"]
+    assert (targets["peer"]["url"], targets["fcfs"]["set"]) == ("http://a", [])
