@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
     command = commands.add_parser(
         "requests",
         help="list, explain and cancel requests",
-        description="Without ID lists the unfinished requests of the gateway that answers. With ID, the "
+        description="Without ID lists the unfinished requests. With ID, the "
         "X-Request-Id of a request or the id of its answer, says where it is and why it waits.",
         epilog="examples: skipjoin requests --watch 1; skipjoin requests chatcmpl-0123456789abcdef; "
         "skipjoin requests --cancel my-request",

@@ -129,6 +129,10 @@ class Subjects:
         """Request it for the metric families of one of the gateways, which there may be several of."""
         return self._shared("gateway", instance, "metrics")
 
+    def gateway_requests(self, instance: str) -> str:
+        """Request it for the requests of that gateway."""
+        return self._shared("gateway", instance, "requests")
+
     def jobs_ended(self, instance: str) -> str:
         """To the same: what became of its jobs."""
         return self._shared("gateway", instance, "ended")

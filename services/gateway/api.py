@@ -33,6 +33,7 @@ from services.gateway.collect import CONTENT_TYPE
 from services.gateway.engine import Engine
 from services.gateway.intake import json_route
 from services.gateway.keys import Keyring
+from services.gateway.open_requests import OpenRequests
 from services.gateway.openapi import ERRORS, generated, plain
 from services.gateway.pipelines_api import Scaler
 from services.gateway.readers import ReaderTimeout
@@ -76,6 +77,7 @@ def create_app(
     keyring: Keyring | None = None,
     scaler: Scaler | None = None,
     timelines: KeptTimelines | None = None,
+    requests: OpenRequests | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application.
 
@@ -84,9 +86,10 @@ def create_app(
     keyring: only holders of its keys are served; None: everybody is
     scaler: adds and removes pipelines; None: nobody can
     timelines: where those of ended requests arrive
+    requests: where those that are served here are kept
     """
     kept = KeptTimelines(config.timeline.requests) if timelines is None else timelines
-    service = Serving(engine, tokenizer, config, kept)
+    service = Serving(engine, tokenizer, config, kept, OpenRequests() if requests is None else requests)
     app = FastAPI(
         title="Skipjoin",
         version=version("skipjoin"),

@@ -26,6 +26,7 @@ from shared.messages import (
     Limits,
     Outstanding,
     PrefixesKept,
+    Requests,
     Submit,
     Timeline,
     Timelines,
@@ -218,6 +219,10 @@ class BusEngine:
         return await self._inquiries.explain(
             job_id, self._pipelines.members if job is None else [job.pipeline]
         )
+
+    async def requests_elsewhere(self, name: str | None) -> list[Requests]:
+        """See `Engine.requests_elsewhere`."""
+        return await self._inquiries.requests(self._gateways.others(self._clock.now()), name)
 
     async def timelines(self, job_ids: Sequence[JobId]) -> list[Timeline]:
         """See `Engine.timelines`."""

@@ -7,7 +7,7 @@ from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from shared.costmodel import CostModel
 from shared.ids import JobId
-from shared.messages import Explanation, JobTokens, Limits, Submit, Timeline, Timelines
+from shared.messages import Explanation, JobTokens, Limits, Requests, Submit, Timeline, Timelines
 
 
 class Engine(Protocol):
@@ -58,6 +58,10 @@ class Engine(Protocol):
 
     async def look(self) -> list[PipelineView]:
         """What all pipelines look like now, by number; those that do not answer too."""
+        ...
+
+    async def requests_elsewhere(self, name: str | None) -> list[Requests]:
+        """What the other gateways that answer have under this request or answer id, or unfinished (None)."""
         ...
 
     async def abort(self, job_id: JobId) -> None:

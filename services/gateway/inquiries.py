@@ -1,4 +1,4 @@
-"""What the gateway asks services: what became of a job, what they do now, and their metrics."""
+"""What the gateway asks services and other gateways: what became of a job, views, metrics, requests."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ from shared.bus import Bus, Delivery
 from shared.errors import BusError, NotReady
 from shared.ids import JobId
 from shared.messages import (
+    AskRequests,
     AskTimelines,
     CollectMetrics,
     Explain,
@@ -18,6 +19,7 @@ from shared.messages import (
     Look,
     MetricFamily,
     Metrics,
+    Requests,
     SchedulerView,
     Timelines,
 )
@@ -82,6 +84,19 @@ class Inquiries:
         except BusError:
             return None  # it is being replaced; what it knew of unfinished jobs is lost with it
         return answer.body if isinstance(answer.body, Timelines) else None
+
+    async def requests(self, gateways: Iterable[str], name: str | None) -> list[Requests]:
+        """What those of `gateways` say that answer: see AskRequests."""
+        answers = await asyncio.gather(*(self._requests(gateway, AskRequests(name)) for gateway in gateways))
+        return [answer for answer in answers if answer is not None]
+
+    async def _requests(self, gateway: str, asked: AskRequests) -> Requests | None:
+        subject = self._bus.subjects.gateway_requests(gateway)
+        try:
+            answer = await self._bus.request(subject, asked, timeout=_LOOK_TIMEOUT_S)
+        except BusError:
+            return None  # it ends, and its requests with it
+        return answer.body if isinstance(answer.body, Requests) else None
 
     async def _look(self, state: PipelineState) -> PipelineView:
         subjects = self._bus.subjects.pipeline(state.pipeline)

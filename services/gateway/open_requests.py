@@ -3,14 +3,21 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from services.gateway.choices import Choices
 from services.gateway.interruption import Interruption
 from shared.errors import RequestCancelled
 from shared.ids import JobId
+from shared.messages import AskRequests, Requests, RequestView
 
 ENDED_KEPT = 1000
 """As many as the scheduler can explain."""
+
+MOST_TOLD = 2000
+"""Requests in one message: some 500 KB. Of one name fewer, as all their jobs are told of."""
+
+_MOST_OF_A_NAME = 100
 
 
 class OpenRequest:
@@ -59,6 +66,19 @@ class OpenRequest:
         """Seconds from its arrival to its end, or so far."""
         return time.perf_counter() - self._began if self._total_s is None else self._total_s
 
+    def view(self, *, jobs: bool) -> RequestView:
+        return RequestView(
+            self.request_id,
+            self.answer_id,
+            self.endpoint,
+            self.key,
+            self.created,
+            self.ended,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.job_ids if jobs else [],
+        )
+
     def cancel(self) -> None:
         """Its client gets an error; its jobs are aborted. Does nothing for one that has ended."""
         if self._interruption is not None:
@@ -100,8 +120,12 @@ class OpenRequests:
         request = self._of_job.get(job_id)
         return request.request_id if request is not None else None
 
-    def unfinished(self) -> list[OpenRequest]:
-        return list(self._open.values())
+    def tell(self, asked: AskRequests) -> Requests:
+        """What another gateway wants to know."""
+        if asked.name is not None:
+            return Requests([each.view(jobs=True) for each in self.find(asked.name)[:_MOST_OF_A_NAME]])
+        told = [each.view(jobs=False) for each in islice(self._open.values(), MOST_TOLD)]
+        return Requests(told, len(self._open) - len(told))
 
     def find(self, name: str) -> list[OpenRequest]:
         """Those with this request id or answer id: the unfinished first, of each the newest first."""

@@ -4,9 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from services.gateway.open_requests import OpenRequest
 from shared.ids import JobId
-from shared.messages import Explanation, JobEventKind
+from shared.messages import Explanation, JobEventKind, RequestView
 
 
 class JobReport(BaseModel):
@@ -48,6 +47,9 @@ class RequestReport(RequestEntry):
 class RequestList(BaseModel):
     object: Literal["list"] = "list"
     data: list[RequestEntry] = Field(description="oldest first")
+    left_out: int = Field(
+        default=0, description="unfinished requests that are not listed, as there are too many"
+    )
 
 
 class Cancelled(BaseModel):
@@ -56,7 +58,7 @@ class Cancelled(BaseModel):
     cancelled: Literal[True] = True
 
 
-def entry_of(request: OpenRequest) -> RequestEntry:
+def entry_of(request: RequestView) -> RequestEntry:
     return RequestEntry(
         id=request.request_id,
         answer_id=request.answer_id,

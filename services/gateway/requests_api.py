@@ -1,7 +1,7 @@
 """`/v1/requests`: what is unfinished, why a request waits, and an end to one by its id.
 
-A request lives on one gateway, its jobs in the scheduler, which every gateway can ask. So the answer's id,
-which holds a job's, is understood by all replicas; the client's own id only by the one that has the request.
+A request lives on one gateway, which tells the others of it, and its jobs in a scheduler, which every gateway
+can ask. The id of an answer holds a job's, so that it is understood although its gateway is gone.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from services.gateway.reports import (
 )
 from shared.errors import InvalidRequest
 from shared.ids import JobId
+from shared.messages import AskRequests, Requests, RequestView
 
 _ANSWER_ID = re.compile("(?:chatcmpl-|cmpl-|resp_)([0-9a-f]{16})")
 MOST_REPORTED = 32
@@ -35,17 +36,21 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
 
     @app.get("/v1/requests", response_model=RequestList, responses=ERRORS, tags=["requests"])
     async def unfinished(request: Request) -> RequestList:
-        """The unfinished requests of this gateway, oldest first."""
+        """The unfinished requests of all gateways, oldest first."""
         admin_only(request, "the list of requests", exposed=exposed)
-        return RequestList(data=[entry_of(each) for each in requests.unfinished()])
+        parts = [requests.tell(AskRequests()), *await engine.requests_elsewhere(None)]
+        data = [entry_of(each) for part in parts for each in part.requests]
+        left_out = sum(part.left_out for part in parts)
+        return RequestList(data=sorted(data, key=lambda entry: entry.created or 0), left_out=left_out)
 
     @app.get("/v1/requests/{name:path}", response_model=RequestReport, responses=ERRORS, tags=["requests"])
     async def explain(request: Request, name: str) -> RequestReport:
         """Where a request is and why it waits, by choice."""
-        found = [each for each in requests.find(name) if may_see(request, each.key)]
+        found = visible(request, requests.tell(AskRequests(name)))
+        found = found or await visible_elsewhere(request, engine, name)
         if found:
             return await _report(engine, entry_of(found[0]), found[0].job_ids, sees_all(request))
-        job_id = elsewhere(request, name)
+        job_id = gatewayless(request, name)
         known = await engine.explain(job_id)
         if not known.found:
             raise not_found(name)
@@ -55,21 +60,40 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
     @app.delete("/v1/requests/{name:path}", response_model=Cancelled, responses=ERRORS, tags=["requests"])
     async def cancel(request: Request, name: str) -> Cancelled:
         """End a request: its client gets an error, its blocks are freed."""
-        found = [each for each in requests.find(name) if may_see(request, each.key)]
-        running = [each for each in found if not each.ended]
-        for each in running:
+        here = [each for each in requests.find(name) if may_see(request, each.key)]
+        there = await visible_elsewhere(request, engine, name)
+        for each in here:
             each.cancel()
-        if not running:
-            if found:
-                raise _ended(name)
-            job_id = elsewhere(request, name)
-            known = await engine.explain(job_id)
-            if not known.found:
-                raise not_found(name)
-            if known.state == "ended":
-                raise _ended(name)
+        jobs = [job_id for each in there if not each.ended for job_id in each.job_ids]
+        if not (here or there):
+            jobs.append(await _unfinished_job(gatewayless(request, name), name))
+        elif not jobs and all(each.ended for each in here):
+            raise _ended(name)
+        for job_id in jobs:
             await engine.abort(job_id)
         return Cancelled(id=name)
+
+    async def _unfinished_job(job_id: JobId, name: str) -> JobId:
+        known = await engine.explain(job_id)
+        if not known.found:
+            raise not_found(name)
+        if known.state == "ended":
+            raise _ended(name)
+        return job_id
+
+
+def visible(request: Request, told: Requests) -> list[RequestView]:
+    """Those that the client may see."""
+    return [each for each in told.requests if may_see(request, each.key)]
+
+
+async def visible_elsewhere(request: Request, engine: Engine, name: str) -> list[RequestView]:
+    """Those of other gateways with this request or answer id that the client may see: the unfinished first,
+    then by age, the newest first.
+    """
+    told = await engine.requests_elsewhere(name)
+    found = [each for part in told for each in visible(request, part)]
+    return sorted(found, key=lambda each: (each.ended, -each.created))
 
 
 async def _report(engine: Engine, entry: RequestEntry, job_ids: list[JobId], others: bool) -> RequestReport:
@@ -99,9 +123,9 @@ def admin_only(request: Request, what: str, *, exposed: bool) -> None:
         raise InvalidRequest(f"{what} is not for everybody: {need}", code="forbidden", status=403)
 
 
-def elsewhere(request: Request, name: str) -> JobId:
-    """The job of a request that this gateway does not have. Whose it is only that gateway knows, so that
-    keys which may see but their own are told that it is not here.
+def gatewayless(request: Request, name: str) -> JobId:
+    """The job of a request that no gateway has (any more). Whose it was nobody knows, so that keys which may
+    see but their own are told that it is not here.
     """
     named = _ANSWER_ID.fullmatch(name)
     if named is None or not sees_all(request):
@@ -111,8 +135,7 @@ def elsewhere(request: Request, name: str) -> JobId:
 
 def not_found(name: str) -> InvalidRequest:
     return InvalidRequest(
-        f"id: no request {name[:150]!r} is known to this gateway; another replica may have it, or it ended "
-        "long ago (the id of an answer, chatcmpl-…, cmpl-… or resp_…, is understood by all replicas)",
+        f"id: no request {name[:150]!r} is known; it may have ended long ago, or its gateway is gone",
         param="id",
         code="not_found",
         status=404,

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.sampling import Sampler, TraceIdRatioBased
 from services.gateway.api import create_app
 from services.gateway.bus_engine import BusEngine
 from services.gateway.keys import Keyring, load
+from services.gateway.open_requests import OpenRequests
 from services.gateway.pipelines_api import Scaler
 from services.gateway.timeline_exchange import TimelineExchange
 from services.gateway.timelines import KeptTimelines
@@ -16,7 +17,7 @@ from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.bus import Subscription
 from shared.config import Config
-from shared.messages import DRAINED, Drain, Hello
+from shared.messages import DRAINED, AskRequests, Drain, Hello
 from shared.service import Service
 
 
@@ -43,6 +44,9 @@ class GatewayService(Service):
         services = ["scheduler", "kvcache", "profiler", *stages]
         self._engine = BusEngine(self.bus, self.registry, services, self.config, self.clock)
         await self._engine.open()
+        requests = OpenRequests()
+        asked = await self.bus.subscribe(self.bus.subjects.gateway_requests(self.bus.instance))
+        self.supervisor.start("requests asked for", self._tell_of(requests, asked))
         timelines = KeptTimelines(self.config.timeline.requests)
         exchange = TimelineExchange(self.bus, timelines)
         await exchange.open()
@@ -65,6 +69,7 @@ class GatewayService(Service):
             keyring,
             self._scaler,
             timelines,
+            requests,
         )
         self.api.openapi()  # made before there are answers that it could hold up
 
@@ -96,6 +101,12 @@ class GatewayService(Service):
 
     async def drain(self) -> None:
         await self._engine.drain(self.config.gateway.drain_s)
+
+    async def _tell_of(self, requests: OpenRequests, asked: Subscription) -> None:
+        """Other gateways, which answer for all."""
+        async for delivery in asked:
+            if isinstance(delivery.body, AskRequests):
+                await self.bus.reply(delivery, requests.tell(delivery.body))
 
     async def _drain_when_told(self, orders: Subscription) -> None:
         """While everything still runs that the open answers need."""

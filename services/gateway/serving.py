@@ -42,6 +42,7 @@ class Serving:
         tokenizer: Tokenizer,
         config: Config,
         timelines: KeptTimelines,
+        requests: OpenRequests,
         clock: Clock | None = None,
     ) -> None:
         model = config.model.served_name
@@ -51,7 +52,7 @@ class Serving:
         self.admission = Admission(tokenizer, model, engine.instance, config.gateway.max_grammar_bytes)
         self._grammars = GrammarCheck(tokenizer.folder)
         self._tokenizer = tokenizer
-        self.requests = OpenRequests()
+        self.requests = requests
         self._timelines = timelines
         self._config = config.gateway
         self._logs_prompts = config.logging.prompts

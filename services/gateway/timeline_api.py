@@ -13,7 +13,15 @@ from services.gateway.engine import Engine
 from services.gateway.open_requests import OpenRequest, OpenRequests
 from services.gateway.openapi import ERRORS, Answers
 from services.gateway.perfetto import chrome_trace
-from services.gateway.requests_api import MOST_REPORTED, admin_only, elsewhere, may_see, not_found, sees_all
+from services.gateway.requests_api import (
+    MOST_REPORTED,
+    admin_only,
+    gatewayless,
+    may_see,
+    not_found,
+    sees_all,
+    visible_elsewhere,
+)
 from services.gateway.timeline_reports import (
     ChromeTrace,
     RequestTimeline,
@@ -103,7 +111,8 @@ def install(
             ended = [found]
         if ended:
             return ended[0].ended.timelines, ended[0].arrived
-        told = await engine.timelines([elsewhere(request, name)])
+        there = await visible_elsewhere(request, engine, name)
+        told = await engine.timelines(there[0].job_ids if there else [gatewayless(request, name)])
         if not told:
             raise not_found(name)
         return told, time.time() - told[0].total

@@ -60,6 +60,11 @@ from shared.messages.metrics import (
     Metrics,
     Sample,
 )
+from shared.messages.open_requests import (
+    AskRequests,
+    Requests,
+    RequestView,
+)
 from shared.messages.requests import (
     Abort,
     Accepted,
@@ -113,6 +118,7 @@ __all__ = [
     "WAITING",
     "Abort",
     "Accepted",
+    "AskRequests",
     "AskTimelines",
     "Body",
     "Candidate",
@@ -163,6 +169,8 @@ __all__ = [
     "Receipt",
     "Refused",
     "RequestEnded",
+    "RequestView",
+    "Requests",
     "Sample",
     "Sampling",
     "SchedulerView",
@@ -193,7 +201,7 @@ Body = (
     | Chunk | Receipt | StepPassed | Meet | Met | DefineGrammar
     | CostModel | Hello | Drain | Progress | CollectMetrics | Metrics
     | Look | SchedulerView | KVView
-    | JobsEnded | RequestEnded | AskTimelines | Timelines
+    | JobsEnded | RequestEnded | AskTimelines | Timelines | AskRequests | Requests
 )  # fmt: skip
 """Any message body."""
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from services.gateway.api import create_app
 from services.gateway.keys import Keyring
+from services.gateway.open_requests import OpenRequests
 from services.gateway.pipeline_view import PipelineView
 from services.gateway.pipelines import PipelineState
 from services.gateway.pipelines_api import Scaler
@@ -25,12 +26,14 @@ from shared.costmodel import GUESS
 from shared.errors import NoResponder
 from shared.ids import Epoch, JobId
 from shared.messages import (
+    AskRequests,
     Body,
     Envelope,
     Explanation,
     FinishReason,
     JobTokens,
     Limits,
+    Requests,
     Submit,
     Timeline,
     Timelines,
@@ -143,6 +146,7 @@ class FakeEngine:
         self.aborted: list[int] = []
         self.explanations: dict[int, Explanation] = {}
         self.parts: list[Timelines] = []
+        self.elsewhere: list[OpenRequests] = []
         self.waiting = asyncio.Event()
         self.abort_seen = asyncio.Event()
 
@@ -184,6 +188,9 @@ class FakeEngine:
 
     async def explain(self, job_id: JobId) -> Explanation:
         return self.explanations.get(job_id, Explanation(job_id, found=False))
+
+    async def requests_elsewhere(self, name: str | None) -> list[Requests]:
+        return [each.tell(AskRequests(name)) for each in self.elsewhere]
 
     async def abort(self, job_id: JobId) -> None:
         self.aborted.append(job_id)

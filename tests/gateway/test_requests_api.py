@@ -3,15 +3,20 @@
 import asyncio
 import re
 from contextlib import aclosing
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import httpx
+import msgspec
 import pytest
 
+from services.gateway.choices import Choices
+from services.gateway.interruption import Interruption
+from services.gateway.open_requests import MOST_TOLD, OpenRequest, OpenRequests
 from services.gateway.service import GatewayService
 from services.gateway.tokenizer import Tokenizer
 from shared.ids import JobId
-from shared.messages import Explanation, JobEvent
+from shared.messages import AskRequests, Explanation, JobEvent
 from shared.messages import JobEventKind as Kind
 from tests.application import Application
 from tests.gateway.fakes import MODEL, FakeEngine, client_of, events_of, make_app
@@ -176,7 +181,51 @@ async def test_the_list_is_not_for_whoever_reaches_an_open_address(
     assert refused.status_code == 403 and "no API keys" in refused.json()["error"]["message"]
 
 
-async def test_every_gateway_finds_and_cancels_a_request_by_its_answers_id() -> None:
+def open_request(request_id: str, key: str | None, *jobs: int) -> OpenRequest:
+    choices = cast(Choices, SimpleNamespace(prompt_tokens=3, completion_tokens=1, finishes=("stop",)))
+    return OpenRequest(
+        request_id, f"cmpl-{jobs[0]:016x}", PATH, key, [JobId(job) for job in jobs], choices, Interruption()
+    )
+
+
+async def test_requests_of_other_gateways_are_seen_by_those_who_may(
+    engine: FakeEngine, tokenizer: Tokenizer
+) -> None:
+    others = OpenRequests()
+    for request in (open_request("hers", "alice", 7, 8), open_request("his", "bob", 9)):
+        others.add(request)
+    ended = open_request("hers", "alice", 10)
+    others.add(ended)
+    others.close(ended)
+    engine.elsewhere = [OpenRequests(), others]
+    engine.explanations = {job: preempted(job, 9) for job in (7, 8, 9)}
+    keyring = ring(key("alice"), key("bob"), key("root", admin=True))
+    async with client_of(make_app(engine, tokenizer, keyring=keyring)) as client:
+        listed = (await client.get("/v1/requests", headers=bearer("root"))).json()
+        assert [each["id"] for each in listed["data"]] == ["hers", "his"] and listed["left_out"] == 0
+        report = (await client.get("/v1/requests/hers", headers=bearer("alice"))).json()
+        assert (report["answer_id"], len(report["choices"])) == (f"cmpl-{7:016x}", 2)
+        assert (await client.get("/v1/requests/his", headers=bearer("alice"))).status_code == 404
+        assert (await client.delete("/v1/requests/his", headers=bearer("alice"))).status_code == 404
+        assert engine.aborted == []
+        assert (await client.delete("/v1/requests/hers", headers=bearer("alice"))).status_code == 200
+        assert engine.aborted == [7, 8]
+        gone = await client.delete(f"/v1/requests/cmpl-{10:016x}", headers=bearer("root"))
+        assert gone.status_code == 410
+
+
+def test_a_list_for_another_gateway_fits_into_a_message() -> None:
+    requests = OpenRequests()
+    for number in range(MOST_TOLD + 5):
+        requests.add(open_request("x" * 128, "k" * 64, number))
+    told = requests.tell(AskRequests())
+    assert (len(told.requests), told.left_out) == (MOST_TOLD, 5)
+    assert len(msgspec.msgpack.encode(told)) < 1024 * 1024
+    assert len(requests.tell(AskRequests("x" * 128)).requests) == 100
+
+
+@pytest.mark.parametrize("named_by", ["answer", "client"])
+async def test_every_gateway_finds_and_cancels_a_request(named_by: str) -> None:
     """The whole application, and a second gateway beside it."""
     async with Application(scheduler={"max_batch_size": 1}) as app:
         other = GatewayService(app.config)
@@ -184,18 +233,26 @@ async def test_every_gateway_finds_and_cancels_a_request_by_its_answers_id() -> 
         hellos = await other.bus.subscribe(other.bus.subjects.schedulers)
         while not other._engine.ready[0]:
             await hellos.next()
+        hellos = await other.bus.subscribe(other.bus.subjects.hello("gateway"))
+        while not other._engine._gateways.others(other.clock.now()):
+            await hellos.next()
         body = app.completion("Once upon a time", 1000, stream=True)
         transport = httpx.ASGITransport(other.api)
         async with (
             httpx.AsyncClient(transport=transport, base_url="http://other") as beside,
-            app.http.stream("POST", PATH, json=body) as first,
-            app.http.stream("POST", PATH, json=body) as second,
+            app.http.stream("POST", PATH, json=body | {"request_id": "first"}) as first,
+            app.http.stream("POST", PATH, json=body | {"request_id": "second"}) as second,
         ):
             names: list[str] = []
             async with aclosing(first.aiter_lines()) as lines, aclosing(second.aiter_lines()) as more:
                 for each in (lines, more):
                     text = await anext(each)
                     names.append(text.split('"id":"')[1].split('"')[0])
+                listed = (await beside.get("/v1/requests")).json()["data"]
+                assert [(each["id"], each["answer_id"]) for each in listed] == [
+                    ("first", names[0]), ("second", names[1])
+                ]  # fmt: skip
+                names = names if named_by == "answer" else ["first", "second"]
                 reports = [(await beside.get(f"/v1/requests/{name}")).json() for name in names]
                 for report in reports:
                     (choice,) = report["choices"]
@@ -205,6 +262,9 @@ async def test_every_gateway_finds_and_cancels_a_request_by_its_answers_id() -> 
                     each["choices"][0] for each in reports if each["choices"][0]["state"] == "preempted"
                 ]
                 assert all("in its place" in choice["why"] for choice in waiting)
+                for name in names:
+                    timeline = (await beside.get(f"/v1/requests/{name}/timeline")).json()
+                    assert timeline["segments"][-1]["state"] != "gateway"
                 for name in names:
                     assert (await beside.delete(f"/v1/requests/{name}")).status_code == 200
                 ends = [[line async for line in each if line] for each in (lines, more)]
