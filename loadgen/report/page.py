@@ -22,7 +22,7 @@ def render(cells: Sequence[Cell], figures: Sequence[Figure]) -> str:
     environment = jinja2.Environment(loader=loader, autoescape=True)
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return environment.get_template("page.html").render(
-        title=" and ".join(targets(cells)),
+        title=", ".join(targets(cells)),
         warnings=list(tables.warnings(cells)),
         overview=tables.overview(cells),
         limits=tables.limits(cells),

@@ -1,4 +1,4 @@
-"""Runs put in order: by target and rate, repeats together."""
+"""Runs put in order: by target, as the benchmark names them, and rate, repeats together."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -79,7 +79,8 @@ def load(paths: Sequence[Path]) -> list[Cell]:
             raise RunError(str(error)) from None
         rate = header.rate if header.load is None else None
         groups.setdefault((header.target, header.load, rate), []).append(run)
-    order = list(dict.fromkeys(target for target, _, _ in groups))
+    settings = (run.header.benchmark["targets"] for _, run in runs)
+    order = list(dict.fromkeys([*(name for targets in settings for name in targets), *objectives]))
     cells: list[Cell] = []
     for (target, load, _), members in groups.items():
         members.sort(key=lambda run: (run.header.repeat, run.header.when))

@@ -49,6 +49,16 @@ def test_the_overview_has_a_row_per_target_and_rate(tmp_path: Path) -> None:
     assert tables.markdown([head, *rows]).count("\n") == 5
 
 
+def test_targets_are_in_the_benchmarks_order(tmp_path: Path) -> None:
+    """Not in that of the files' names: the first is what the others are compared with."""
+    wanted = ["fcfs", "b", "a"]
+    for target in sorted(wanted):
+        saved = run([answered(0, 0.0, [0.1])], target)
+        saved.header.benchmark["targets"] = {name: {"url": "http://server"} for name in wanted}
+        save(tmp_path, saved, target)
+    assert [cell.target for cell in results.load([tmp_path])] == wanted
+
+
 def test_the_rate_at_the_objective_is_between_those_measured(tmp_path: Path) -> None:
     _, a, b = tables.limits(two_targets(tmp_path))
     assert a == ["a", "250", "1.75"]
