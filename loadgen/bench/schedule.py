@@ -15,6 +15,9 @@ from shared.errors import ConfigError
 _PAUSES = 7
 """Stream of the seed that think times are drawn from."""
 
+_DRAWS = 100
+"""Per request, to find one that fits; a mix that fits more rarely is a mistake."""
+
 
 class Ask(msgspec.Struct, frozen=True):
     """One request, or one turn of a conversation.
@@ -57,12 +60,22 @@ def schedule(benchmark: Benchmark, point: Point, rate: float, seed: int) -> list
 
 
 def _mixed(workload: Workload, arrivals: list[float], seed: int) -> list[Talk]:
-    kinds, tokens = mix.draw(mix.parse_mix(workload.mix), len(arrivals), seed)
-    talks: list[Talk] = []
-    for at, kind, (prompt, output) in zip(arrivals, kinds, tokens.tolist(), strict=True):
-        if _fits(workload, prompt, output):
-            talks.append(Talk(at, (Ask(0, kind, "", prompt, output),)))
-    return talks
+    """One for each arrival: what does not fit is drawn again, or limits would change rate and count."""
+    classes, drawn = mix.parse_mix(workload.mix), len(arrivals)
+    while True:
+        kinds, tokens = mix.draw(classes, drawn, seed)
+        fitting = [
+            Ask(0, kind, "", prompt, output)
+            for kind, (prompt, output) in zip(kinds, tokens.tolist(), strict=True)
+            if _fits(workload, prompt, output)
+        ]
+        if len(fitting) >= len(arrivals):
+            return [Talk(at, (ask,)) for at, ask in zip(arrivals, fitting, strict=False)]
+        if drawn > _DRAWS * len(arrivals):
+            raise ConfigError(
+                f"workload: {len(fitting)} of {drawn} requests of the mix fit max_prompt and max_total"
+            )
+        drawn *= 2  # a longer draw begins like a shorter one
 
 
 def _trace(workload: Workload, count: int) -> list[Talk]:

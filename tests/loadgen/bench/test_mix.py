@@ -74,10 +74,13 @@ def test_the_same_requests_at_every_rate_sooner_or_later() -> None:
 def test_limits_leave_out_what_is_too_long_or_too_late() -> None:
     talks = schedule(benchmark(mix="50% 8:8, 50% 80:80", max_prompt=40), Point(1.0, 40), 1.0, 5)
     assert {talk.asks[0].prompt for talk in talks} == {8}
-    assert [talk.asks[0].index for talk in talks] == list(range(len(talks)))
+    assert [talk.asks[0].index for talk in talks] == list(range(40)), "limits change neither number nor rate"
+    assert [talk.at for talk in talks] == [
+        talk.at for talk in schedule(benchmark(mix="8:8"), Point(1.0, 40), 1.0, 5)
+    ]
     brief = Benchmark(TARGETS, Workload(mix="8:8"), limits=Limits(duration_s=10.0))
     assert 0 < len(schedule(brief, Point(1.0, 1000), 1.0, 5)) < 30
-    with pytest.raises(ConfigError, match="leave no request"):
+    with pytest.raises(ConfigError, match="0 of 5120 requests of the mix fit max_prompt"):
         schedule(benchmark(mix="8:8", max_prompt=4), Point(1.0, 40), 1.0, 5)
 
 
