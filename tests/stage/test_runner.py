@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from services.stage import paged_decode
 from services.stage.runner import StageRunner
-from shared.config import Config, KVConfig, ModelConfig, StageConfig
+from shared.config import Config, KVConfig, ModelConfig
 from shared.errors import ConfigError, CopyFailed, KVCapacityError
 from shared.ids import TransferId
 from shared.messages import Sampling
@@ -65,25 +65,28 @@ def test_greedy_text_equals_transformers(tiny: Tiny, family: str, stages: int) -
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_greedy_text_with_gathered_attention(tiny: Tiny, family: str) -> None:
-    """As on an accelerator; on a CPU it takes a second thread."""
+def test_greedy_text_with_gathered_attention(
+    tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, and on a CPU with several threads."""
+    monkeypatch.setattr(paged_decode, "serves", lambda kv: False)
     folder, model = tiny(family)
-    config = msgspec.structs.replace(make_config(folder), stage=StageConfig(threads=2))
-    with Pipeline(config, folder) as pipeline:
+    with Pipeline(make_config(folder), folder) as pipeline:
         assert not runner_of(pipeline)._kv.in_place
         jobs = run_everything_at_once(pipeline)
     for job in jobs:
         assert_same_text(model, job.prompt, hf_generate(model, job.prompt, TOKENS), job.output)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_many_decodes_of_very_different_lengths(tiny: Tiny, threads: int) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_many_decodes_of_very_different_lengths(
+    tiny: Tiny, gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if gathered:
+        monkeypatch.setattr(paged_decode, "serves", lambda kv: False)
     folder, model = tiny("mistral-sliding")
     lengths = [3, 150, 4, 90, 33, 7]
-    config = msgspec.structs.replace(
-        make_config(folder, device_blocks=128), stage=StageConfig(threads=threads)
-    )
-    with Pipeline(config, folder) as pipeline:
+    with Pipeline(make_config(folder, device_blocks=128), folder) as pipeline:
         jobs = [pipeline.new_job(make_prompt(n, seed=n)) for n in lengths]
         while len(jobs[0].output) < 8:
             pipeline.step([(job, job.left_to_compute) for job in jobs])
