@@ -23,29 +23,40 @@ def labels_by_metric(app: Application) -> dict[str, set[str]]:
 
 
 async def test_every_metric_and_label_that_is_asked_for_exists() -> None:
-    series: list[tuple[str, dict[str, str]]] = []
+    pages: list[str] = []
     async with Application(
         parallel={"pipeline_stages": 2},
-        scheduler={"max_batch_size": 2},
+        scheduler={"max_batch_size": 2, "starvation_s": 60.0},
         kv={"device_blocks": 16, "host_blocks": 128},
     ) as app:
 
         async def scrape() -> None:
-            page = (await app.http.get("/metrics")).text
-            for family in text_string_to_metric_families(page):
-                series.extend((sample.name, sample.labels) for sample in family.samples)
+            pages.append((await app.http.get("/metrics")).text)
 
+        subject = app.gateway.bus.subjects.tokens(app.gateway.bus.instance)
+        tokens = await app.gateway.bus.subscribe(subject, depth=4096)
         bodies = [app.completion(f"Once upon a time {number}", 40) for number in range(6)]
         asked = [asyncio.ensure_future(app.http.post("/v1/completions", json=body)) for body in bodies]
-        while not all(each.done() for each in asked):
+        await tokens.next()
+        # The others run, and go before it: it waits for as long as it takes to see that.
+        last = app.completion("Once upon a time 6", 4, priority=1)
+        asked.append(asyncio.ensure_future(app.http.post("/v1/completions", json=last)))
+        while not all(each.done() for each in asked):  # without a pause it would starve the stages' threads
+            await tokens.next_within(1.0)
             await scrape()
-        assert [(await each).status_code for each in asked] == [200] * 6
+        assert [(await each).status_code for each in asked] == [200] * 7
         refused = await app.http.post("/v1/completions", json=app.completion("x", 0))
         assert refused.status_code == 400
         await app.settled()
         await scrape()
         known = labels_by_metric(app)
 
+    series = [
+        (sample.name, sample.labels)
+        for page in pages
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
     names = {name for name, _ in series}
     for selector in (each for expression in expressions() for each in selectors(expression)):
         if selector.metric == "up":
