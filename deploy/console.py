@@ -185,7 +185,8 @@ async def _give_up(stop: asyncio.Event, hurry: asyncio.Event) -> None:
     """Returns at the second signal, or a while after the first: a start cannot be broken off."""
     await stop.wait()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(hurry.wait(), STOP_TIMEOUT_S / 2)
+        async with asyncio.timeout(STOP_TIMEOUT_S / 2):
+            await hurry.wait()
 
 
 class _Application:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from services.gateway.collect import Source, render
 from services.gateway.pipeline_view import PipelineView
@@ -12,6 +13,7 @@ from shared.ids import JobId
 from shared.messages import (
     AskRequests,
     AskTimelines,
+    Body,
     CollectMetrics,
     Explain,
     Explanation,
@@ -24,6 +26,8 @@ from shared.messages import (
     Timelines,
 )
 from shared.metrics import Registry
+
+_Answer = TypeVar("_Answer", Timelines, Requests, Metrics)
 
 _METRICS_TIMEOUT_S = 1.0
 _EXPLAIN_TIMEOUT_S = 2.0
@@ -74,29 +78,13 @@ class Inquiries:
     ) -> list[Timelines]:
         """What those of `pipelines` say that answer: see AskTimelines."""
         asked = AskTimelines(None if job_ids is None else list(job_ids), seconds)
-        answers = await asyncio.gather(*(self._timelines(pipeline, asked) for pipeline in pipelines))
-        return [answer for answer in answers if answer is not None]
-
-    async def _timelines(self, pipeline: int, asked: AskTimelines) -> Timelines | None:
-        subject = self._bus.subjects.pipeline(pipeline).ask_timelines
-        try:
-            answer = await self._bus.request(subject, asked, timeout=_EXPLAIN_TIMEOUT_S)
-        except BusError:
-            return None  # it is being replaced; what it knew of unfinished jobs is lost with it
-        return answer.body if isinstance(answer.body, Timelines) else None
+        subjects = [self._bus.subjects.pipeline(pipeline).ask_timelines for pipeline in pipelines]
+        return await self._ask_all(subjects, asked, Timelines, _EXPLAIN_TIMEOUT_S)
 
     async def requests(self, gateways: Iterable[str], name: str | None) -> list[Requests]:
         """What those of `gateways` say that answer: see AskRequests."""
-        answers = await asyncio.gather(*(self._requests(gateway, AskRequests(name)) for gateway in gateways))
-        return [answer for answer in answers if answer is not None]
-
-    async def _requests(self, gateway: str, asked: AskRequests) -> Requests | None:
-        subject = self._bus.subjects.gateway_requests(gateway)
-        try:
-            answer = await self._bus.request(subject, asked, timeout=_LOOK_TIMEOUT_S)
-        except BusError:
-            return None  # it ends, and its requests with it
-        return answer.body if isinstance(answer.body, Requests) else None
+        subjects = [self._bus.subjects.gateway_requests(gateway) for gateway in gateways]
+        return await self._ask_all(subjects, AskRequests(name), Requests, _LOOK_TIMEOUT_S)
 
     async def _look(self, state: PipelineState) -> PipelineView:
         subjects = self._bus.subjects.pipeline(state.pipeline)
@@ -133,8 +121,20 @@ class Inquiries:
         return render({own: self._registry.export().families, **dict(zip(asked, answers, strict=True))})
 
     async def _collect(self, subject: str) -> list[MetricFamily] | None:
+        """None is reported as skipjoin_up 0."""
+        answer = await self._ask(subject, CollectMetrics(), Metrics, _METRICS_TIMEOUT_S)
+        return answer.families if answer is not None else None
+
+    async def _ask_all(
+        self, subjects: Iterable[str], asked: Body, kind: type[_Answer], timeout: float
+    ) -> list[_Answer]:
+        """Of those that answer; who does not is being replaced or ends, and what it knew is lost with it."""
+        answers = await asyncio.gather(*(self._ask(subject, asked, kind, timeout) for subject in subjects))
+        return [answer for answer in answers if answer is not None]
+
+    async def _ask(self, subject: str, asked: Body, kind: type[_Answer], timeout: float) -> _Answer | None:
         try:
-            answer = await self._bus.request(subject, CollectMetrics(), timeout=_METRICS_TIMEOUT_S)
+            answer = await self._bus.request(subject, asked, timeout=timeout)
         except BusError:
-            return None  # reported as skipjoin_up 0
-        return answer.body.families if isinstance(answer.body, Metrics) else None
+            return None
+        return answer.body if isinstance(answer.body, kind) else None

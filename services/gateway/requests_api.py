@@ -61,13 +61,14 @@ def install(app: FastAPI, requests: OpenRequests, engine: Engine, *, exposed: bo
     async def cancel(request: Request, name: str) -> Cancelled:
         """End a request: its client gets an error, its blocks are freed."""
         here = [each for each in requests.find(name) if may_see(request, each.key)]
-        there = await visible_elsewhere(request, engine, name)
-        for each in here:
+        running = [each for each in here if not each.ended]
+        for each in running:
             each.cancel()
+        there = await visible_elsewhere(request, engine, name)
         jobs = [job_id for each in there if not each.ended for job_id in each.job_ids]
         if not (here or there):
             jobs.append(await _unfinished_job(gatewayless(request, name), name))
-        elif not jobs and all(each.ended for each in here):
+        elif not (running or jobs):
             raise _ended(name)
         for job_id in jobs:
             await engine.abort(job_id)
