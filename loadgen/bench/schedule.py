@@ -41,6 +41,15 @@ class Talk(msgspec.Struct, frozen=True):
     asks: tuple[Ask, ...]
 
 
+LONE = Talk(0.0, (Ask(0, "lone", "", prompt=64, output=64),))
+"""The request whose iterations are measured when it is alone."""
+
+
+def all_at_once(benchmark: Benchmark, requests: int) -> list[Talk]:
+    """What the capacity is measured with. Raises ConfigError as `schedule` does."""
+    return schedule(benchmark, Point(1.0, requests), 1e9, benchmark.seed)
+
+
 def schedule(benchmark: Benchmark, point: Point, rate: float, seed: int) -> list[Talk]:
     """By arrival. rate: per second, of requests or of conversations; a trace has its own.
 

@@ -20,11 +20,8 @@ from loadgen.bench.measure import Spread, capacity, completed, per_token, tpot
 from loadgen.bench.play import Player
 from loadgen.bench.probe import Found, ProbeError, probe, warm_up
 from loadgen.bench.record import OK, End, Header, Record, Run, RunFile
-from loadgen.bench.schedule import Ask, Talk, schedule
-from loadgen.bench.settings import Benchmark, Point, Target
-
-LONE_PROMPT, LONE_OUTPUT = 64, 64
-"""Tokens of the requests that run alone."""
+from loadgen.bench.schedule import LONE, Talk, all_at_once
+from loadgen.bench.settings import Benchmark, Target
 
 SPARE_FILES = 256
 """Open files that are no connections of the load."""
@@ -46,8 +43,7 @@ class Visit:
         """
         records: list[Record] = []
         for number in range(requests):
-            talk = Talk(0.0, (Ask(0, "lone", "", LONE_PROMPT, LONE_OUTPUT),))
-            await self._play([talk], ("lone", number), records.append)
+            await self._play([LONE], ("lone", number), records.append)
         done = completed(records)
         if not done and not self.stop.is_set():
             raise ProbeError(f"{self.name}: no answer to requests that were alone: {_first_failure(records)}")
@@ -59,7 +55,7 @@ class Visit:
 
         Raises ProbeError.
         """
-        talks = schedule(self.benchmark, Point(1.0, requests), 1e9, self.benchmark.seed)
+        talks = all_at_once(self.benchmark, requests)
         records: list[Record] = []
         await self._play(talks, ("capacity", self.benchmark.seed), records.append, "capacity")
         if not completed(records) and not self.stop.is_set():

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,24 +25,32 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _run(options: argparse.Namespace) -> int:
-    from loadgen.report import figures, page, results, tables
+    from loadgen.report import figures
 
     try:
         if options.html is not None or options.png is not None:
             figures.require()
-        cells = results.load(options.runs)
-        print(tables.markdown(tables.overview(cells)))
-        for table in (tables.limits(cells), *(table for _, table in page.comparisons(cells))):
-            if table:
-                print(f"\n{tables.markdown(table)}")
-        for warning in tables.warnings(cells):
-            print(warning, file=sys.stderr)
+        cells = show(options.runs)
         if options.html is not None or options.png is not None:
             _draw(options, cells)
     except SkipjoinError as error:
         print(f"skipjoin report: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def show(runs: Sequence[Path]) -> "list[results.Cell]":
+    """Print the tables of these result files and folders, and return what is in them. Raises RunError."""
+    from loadgen.report import page, results, tables
+
+    cells = results.load(runs)
+    print(tables.markdown(tables.overview(cells)))
+    for table in (tables.limits(cells), *(table for _, table in page.comparisons(cells))):
+        if table:
+            print(f"\n{tables.markdown(table)}")
+    for warning in tables.warnings(cells):
+        print(warning, file=sys.stderr)
+    return cells
 
 
 def _draw(options: argparse.Namespace, cells: "list[results.Cell]") -> None:

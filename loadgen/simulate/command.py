@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.simulate import (
     ablation,
+    bench_command,
     conversations_command,
     example,
     grid_command,
@@ -47,6 +48,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
             "turns that build on each other, with and without reuse",
         ),
         ("scale", scale_command.add, "very many requests over a fleet of replicas"),
+        ("bench", bench_command.add, "what `skipjoin compare` would measure, from the same file"),
     ):
         parser = kinds.add_parser(name, help=text)
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")

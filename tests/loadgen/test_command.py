@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy.profile import to_json
+from loadgen.bench.schedule import schedule
+from loadgen.bench.settings import Point, parse
+from loadgen.report import results
 from loadgen.simulate.command import register
 from shared.costmodel import CostModel
 
@@ -78,3 +82,76 @@ def test_one_row_of_the_paper(tmp_path: Path) -> None:
     assert [row["metric"] for row in rows] == ["mean", "p95"]
     assert rows[0]["anchor"] == 16.3
     assert rows[0]["ratio"] == pytest.approx(rows[0]["rate_at_slo"] / 16.3, abs=0.01)
+
+
+# ---------------------------------------------------------------- bench
+
+BENCHMARK: dict[str, Any] = {
+    "targets": {
+        "fcfs": {"set": ["scheduler.policy=fcfs", "scheduler.max_batch_size=2"]},
+        "skip-join": {"set": ["scheduler.max_batch_size=2"]},
+        "peer": {"url": "http://127.0.0.1:1"},
+    },
+    "workload": {"mix": "80% short=8:2, 20% long=16:40"},
+    "rates": [0.5, 2.0],
+    "requests": 60,
+    "capacity": {"target": "fcfs", "requests": 30},
+    "objective": {"per_token_iterations": 10},
+}
+
+
+def bench(tmp_path: Path, changes: dict[str, Any] | None = None, *further: str) -> int:
+    file, cost = tmp_path / "bench.yaml", tmp_path / "cost.json"
+    file.write_text(yaml.safe_dump(BENCHMARK | (changes or {})))
+    cost.write_bytes(to_json(CostModel(0.03, 0.002, 0, 0.05, 0, 0.002, samples=9)))
+    return simulate(
+        "bench", str(file), "--model", str(cost), "--overhead", "0", "--out", str(tmp_path / "out"), *further
+    )
+
+
+def test_a_benchmarks_file_is_played_as_live_and_reported_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, None, "--json", str(tmp_path / "result.json")) == 0
+    cells = {(cell.target, cell.load): cell for cell in results.load([tmp_path / "out"])}
+    assert list(cells) == [
+        (f"{name} (simulated)", load) for name in ("fcfs", "skip-join") for load in (0.5, 2.0)
+    ]
+    benchmark = parse(BENCHMARK, "test")
+    for cell in cells.values():
+        assert cell.lone_iteration_s == pytest.approx(0.052)
+        assert cell.rate == pytest.approx((cell.load or 0) * (cell.runs[0].header.capacity or 0))
+        talks = schedule(benchmark, Point(cell.load or 0, 60), cell.rate or 0, 0)
+        assert [(record.scheduled, record.asked_output) for record in cell.records] == [
+            (talk.at, talk.asks[0].output) for talk in talks
+        ]
+        assert all(record.output == record.asked_output for record in cell.records)
+    overloaded = [cells[f"{name} (simulated)", 2.0].summary() for name in ("fcfs", "skip-join")]
+    assert overloaded[1].per_token.mean < 0.5 * overloaded[0].per_token.mean
+    printed = capsys.readouterr().out
+    assert "skip-join (simulated)" in printed and "peer" not in printed
+    assert len(json.loads((tmp_path / "result.json").read_text())["runs"]) == 4
+
+
+def test_an_answer_too_long_for_the_memory_is_a_refusal_not_a_loss(tmp_path: Path) -> None:
+    small = {"set": ["kv.device_blocks=2", "kv.host_blocks=2"]}
+    assert bench(tmp_path, {"targets": {"small": small}, "capacity": None, "objective": {}}) == 0
+    for cell in results.load([tmp_path / "out"]):
+        failed = {record.kind: record.outcome for record in cell.records}
+        assert failed == {"short": "ok", "long": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": {"peer": {"url": "http://127.0.0.1:1"}}, "capacity": None, "objective": {}}, "targets"),
+        ({"capacity": {"target": "peer"}}, "capacity.target: 'peer' is at a url"),
+        ({"workload": {"conversations": "talks.csv"}}, "workload.conversations"),
+        ({"targets": {"own": {"set": ["scheduler.policy=none"]}}, "capacity": {}}, "scheduler.policy"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    assert bench(tmp_path, changes) == 2
+    assert message in capsys.readouterr().err
