@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from shared.ports import unused_ports
+
 ANSWER_S = "3600"
 """When a gateway comes or goes, a new HAProxy takes over. The old one is ended after so long (Ray: 120 s),
 with all answers that still go through it, those of other gateways among them.
@@ -24,7 +26,7 @@ def haproxy_environment() -> dict[str, str]:
     """Variables for one instance: its own files and ports, so that several can run on one machine."""
     # Short: Ray adds 57 characters and HAProxy takes a socket path of 97 at most.
     folder = Path(tempfile.mkdtemp(prefix="sj-", dir="/tmp"))
-    metrics, stats, fallback = _free_ports(3)
+    metrics, stats, fallback = unused_ports(3)
     gateways = _free_block()
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -41,17 +43,6 @@ def haproxy_environment() -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(gateways.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(gateways.stop),
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _free_block() -> range:

@@ -14,7 +14,6 @@ message has left: reading and tokenising the request, and in the token's beat th
 import argparse
 import asyncio
 import random
-import socket
 import subprocess
 import sys
 from statistics import median
@@ -30,6 +29,7 @@ from services.gateway.tokenizer import Tokenizer
 from services.stage import checkpoint
 from shared.config import parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
+from shared.ports import unused_port
 
 PERIOD_S = 0.05
 
@@ -73,9 +73,7 @@ class Alone:
     def _start(self) -> None:
         nats = self._config.nats
         self._nats = EmbeddedNats(nats)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = unused_port()
         command = [sys.executable, "-m", "loadgen.calm.gateway_process", str(nats.url), str(nats.token)]
         self.gateway = subprocess.Popen([*command, str(port)])
         self.url = f"http://127.0.0.1:{port}"

@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from shared.errors import SkipjoinError
+from shared.ports import unused_port
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -33,9 +33,7 @@ class ServedApplication:
 
     def __init__(self, *assignments: str, file: Path | None = None) -> None:
         """file: the configuration, default deploy/local.yaml; assignments: as of `--set`"""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = unused_port()
         secure = any(assignment.startswith("gateway.tls_cert=") for assignment in assignments)
         self.url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
         self._mark = secrets.token_hex(8)

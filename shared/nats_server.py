@@ -17,33 +17,32 @@ import msgspec
 
 from shared.config import Config, NatsConfig
 from shared.errors import BusClosed
+from shared.ports import unused_port
 
 _PR_SET_PDEATHSIG = 1
 
 
 def with_embedded_address(config: Config) -> Config:
-    """`config` with a free loopback port and a new token, for a server that EmbeddedNats then starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = {"url": f"nats://127.0.0.1:{port}", "token": secrets.token_urlsafe(24)}
+    """`config` with an unused loopback port and a new token, for a server that EmbeddedNats then starts."""
+    address = {"url": f"nats://127.0.0.1:{unused_port()}", "token": secrets.token_urlsafe(24)}
     return msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, **address))
 
 
 class EmbeddedNats:
     """A child process that the kernel ends with its parent, whatever ends the parent.
 
-    Raises BusClosed if the server does not listen within 10 s.
+    Raises BusClosed if the server does not listen within 10 s, or ends because somebody else does.
     """
 
     def __init__(self, config: NatsConfig) -> None:
         assert config.url is not None and config.token is not None, "use with_embedded_address() first"
         port = int(config.url.rsplit(":", 1)[1])
+        name = f"skipjoin-{secrets.token_hex(8)}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         # A file, because the token must not show in the process list; it is gone once the server has read it.
         with tempfile.NamedTemporaryFile("w", prefix="skipjoin-nats-", suffix=".conf") as settings:
             settings.write(
-                f'listen: "127.0.0.1:{port}"\nmax_payload: {config.max_payload}\n'
+                f'server_name: "{name}"\nlisten: "127.0.0.1:{port}"\nmax_payload: {config.max_payload}\n'
                 f"max_pending: {max(64 * 1024 * 1024, config.max_payload)}\n"
                 f'authorization {{ token: "{config.token}" }}\n'
             )
@@ -62,7 +61,7 @@ class EmbeddedNats:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            self._wait_until_listening(port)
+            self._wait_until_listening(port, name)
 
     @property
     def pid(self) -> int:
@@ -84,22 +83,27 @@ class EmbeddedNats:
             self._process.wait()
         self._log.close()
 
-    def _wait_until_listening(self, port: int) -> None:
+    def _wait_until_listening(self, port: int, name: str) -> None:
         deadline = time.monotonic() + 10
-        while True:
+        while not _greets(port, name):
             self.check()
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    self.stop()
-                    raise BusClosed(f"the NATS server does not listen on port {port} after 10 s") from None
-                time.sleep(0.02)
+            if time.monotonic() > deadline:
+                self.stop()
+                raise BusClosed(f"the NATS server does not listen on port {port} after 10 s")
+            time.sleep(0.02)
 
     def _last_words(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace").strip()[-500:] or "no output"
+
+
+def _greets(port: int, name: str) -> bool:
+    """Whether the NATS server of this name listens there: others may have taken the port."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            return f'"server_name":"{name}"'.encode() in connection.makefile("rb").readline()
+    except OSError:
+        return False
 
 
 def server_binary() -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from services.scheduler.service import SchedulerService
 from services.stage.service import StageService
 from shared.config import Config, Tree, parse
 from shared.nats_server import EmbeddedNats, with_embedded_address
+from shared.ports import unused_port
 from shared.service import Service
 from tests.rank_processes import LocalRanks
 
@@ -85,9 +85,7 @@ class Application:
         self.nats.stop()
 
     async def _serve_http(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = unused_port()
         self.url = f"http://127.0.0.1:{port}"
         settings = uvicorn.Config(
             self.gateway.api,

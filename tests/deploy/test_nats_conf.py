@@ -1,7 +1,6 @@
 """deploy/nats.conf, taken by the real server: for its syntax, and as the cluster of three that it is."""
 
 import re
-import socket
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from shared.errors import BusClosed, BusTimeout, NoResponder
 from shared.messages import KVChanged
 from shared.metrics import Registry
 from shared.nats_server import server_binary
+from shared.ports import unused_ports
 from shared.subjects import Subjects
 from tests.nats_servers import nats_server
 
@@ -76,7 +76,7 @@ def test_every_application_may_use_its_subjects() -> None:
 
 
 async def test_three_of_them_are_one_bus(installed: str, tmp_path: Path) -> None:
-    routes = _free_ports(3)
+    routes = unused_ports(3)
     text = installed
     for number, port in enumerate(routes):
         text = text.replace(f"nats-{number}.nats:6222", f"127.0.0.1:{port}")
@@ -122,13 +122,3 @@ async def _until_heard(sender: Bus, subject: str) -> None:
             continue
         except BusTimeout:
             return
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -1,10 +1,13 @@
 """The embedded server lives and dies with its owner."""
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -49,3 +52,28 @@ def test_the_token_is_not_in_the_process_list() -> None:
         command = file.read().decode()
     server.stop()
     assert config.token is not None and config.token not in command
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b'INFO {"server_id":"A","server_name":"another","version":"2.0.0"}\r\n']
+)
+def test_somebody_else_on_its_port_is_not_taken_for_it(greeting: bytes) -> None:
+    """Silent, as Ray's processes are, or another NATS server: clients would wait for it, or be refused."""
+    config = with_embedded_address(Config()).nats
+    assert config.url is not None
+    with socket.create_server(("127.0.0.1", int(config.url.rsplit(":", 1)[1]))) as other:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = other.accept()
+                    connection.sendall(greeting)
+                    kept.append(connection)
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(BusClosed, match="address already in use"):
+            EmbeddedNats(config)
+        other.shutdown(socket.SHUT_RDWR)
+        for connection in kept:
+            connection.close()

@@ -8,7 +8,6 @@ in the machine's own network.
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import httpx
 import yaml
 
 from shared.nats_server import server_binary
+from shared.ports import unused_ports
 
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 _READY_S = 240.0
@@ -47,7 +47,7 @@ class TwoHosts:
         self._first, self._second = f"{subnet}.1", f"{subnet}.2"
         # Short: Ray's sockets are below it, and a socket's path takes 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="sj-", dir="/tmp"))
-        self._ray, self._nats, http = (_free_port() for _ in range(3))
+        self._ray, self._nats, http = unused_ports(3)
         self._token = secrets.token_hex(32)
         self._environment = {
             **os.environ,
@@ -234,9 +234,3 @@ def _ip(*arguments: str) -> None:
         raise RuntimeError("two hosts on one machine need the command `ip`: install iproute2") from None
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
