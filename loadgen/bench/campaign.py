@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from loadgen.bench.record import Header, Run
+from loadgen.bench.plan import file_name, plan, rate_of
+from loadgen.bench.record import Run
 from loadgen.bench.schedule import schedule
 from loadgen.bench.settings import Benchmark, Target, to_yaml
 from loadgen.bench.visit import Visit, visit
@@ -54,7 +55,7 @@ def seconds(benchmark: Benchmark, capacity: float | None) -> float:
     for stay in stays(benchmark):
         total += START_S if benchmark.targets[stay.target].set is not None else 0.0
         for place in stay.points:
-            rate = _rate(benchmark, points[place].rate, capacity)
+            rate = rate_of(benchmark, place, capacity)
             talks = schedule(benchmark, points[place], rate, benchmark.seed + stay.repeat)
             asks = sum(len(talk.asks) for talk in talks)
             arrivals = talks[-1].at
@@ -65,10 +66,6 @@ def seconds(benchmark: Benchmark, capacity: float | None) -> float:
 
 def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
-
-
-def _rate(benchmark: Benchmark, rate: float, capacity: float | None) -> float:
-    return rate * (capacity or 1.0) if benchmark.capacity is not None else rate
 
 
 class Campaign:
@@ -120,26 +117,9 @@ class Campaign:
         return True
 
     async def _one(self, there: Visit, stay: Stay, place: int) -> Run:
-        benchmark = self._benchmark
-        point = benchmark.points()[place]
-        rate = _rate(benchmark, point.rate, self._capacity)
-        seed = benchmark.seed + stay.repeat
-        own_arrivals = benchmark.workload.trace is not None
-        header = Header(
-            target=stay.target,
-            rate=None if own_arrivals else rate,
-            load=None if self._capacity is None else point.rate,
-            repeat=stay.repeat,
-            seed=seed,
-            benchmark=msgspec.to_builtins(benchmark),
-            server={},
-            machine={},
-            when="",
-            capacity=self._capacity,
-            lone_iteration_s=self._lone_s,
-        )
-        path = self._out / f"{stay.target}-{place}-{stay.repeat}.jsonl"
-        return await there.run(path, header, schedule(benchmark, point, rate, seed), place)
+        header, talks = plan(self._benchmark, stay.target, place, stay.repeat, self._capacity, self._lone_s)
+        path = self._out / file_name(stay.target, place, stay.repeat)
+        return await there.run(path, header, talks, place)
 
 
 @contextlib.contextmanager

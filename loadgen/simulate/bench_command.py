@@ -15,11 +15,13 @@ import msgspec
 
 from deploy.options import DEFAULT_CONFIG
 from loadgen.bench import measure
-from loadgen.bench.record import OK, End, Header, Record, Run, RunFile
-from loadgen.bench.schedule import LONE, Talk, all_at_once, schedule
-from loadgen.bench.settings import Benchmark, Point, Target, parse, read
+from loadgen.bench.plan import file_name, plan
+from loadgen.bench.record import OK, End, Header, Record, RunFile
+from loadgen.bench.schedule import LONE, Ask, Talk, all_at_once
+from loadgen.bench.settings import Benchmark, Target, parse, read
 from loadgen.report.command import show
 from loadgen.simulate import profile
+from loadgen.simulate.ledger import JobRecord
 from loadgen.simulate.models import ModelProfile
 from loadgen.simulate.output import write
 from loadgen.simulate.pipeline import Pipeline
@@ -47,10 +49,9 @@ def _run(options: argparse.Namespace) -> None:
     if options.overhead < 0:
         raise ConfigError(f"--overhead {options.overhead}: must not be negative")
     benchmark = parse(read(options.benchmark), str(options.benchmark))
-    study = Study(benchmark, profile.model(options.model), options.overhead, options.out)
-    summaries = study.run()
+    runs = Study(benchmark, profile.model(options.model), options.overhead, options.out).run()
     show([options.out])
-    write(options.json, {"runs": summaries})
+    write(options.json, {"runs": runs})
 
 
 class Study:
@@ -65,78 +66,73 @@ class Study:
     def run(self) -> list[dict[str, Any]]:
         """Every run, by repeat, rate and target. Returns their summaries."""
         capacity, lone_s = self._capacity()
+        benchmark = self._benchmark
         runs: list[dict[str, Any]] = []
-        for repeat in range(self._benchmark.repeats):
-            for place, point in enumerate(self._benchmark.points()):
+        for repeat in range(benchmark.repeats):
+            for place in range(len(benchmark.points())):
                 for name in self._configs:
-                    run = self._one(name, repeat, place, point, capacity, lone_s)
-                    figures = measure.summarise(run.records, self._benchmark.objective, lone_s)
-                    runs.append({"target": name, "load": point.rate, "repeat": repeat, "summary": figures})
+                    header, talks = plan(benchmark, name, place, repeat, capacity, lone_s)
+                    header.server = {"simulated": self._model.name, "overhead_s": self._overhead_s}
+                    records = self._play(name, talks)
+                    self._keep(file_name(name.removesuffix(SUFFIX), place, repeat), header, records)
+                    figures = measure.summarise(records, benchmark.objective, lone_s)
+                    runs.append(
+                        {"target": name, "rate": header.rate, "load": header.load, "repeat": repeat}
+                        | {"summary": figures}
+                    )
         return runs
 
     def _capacity(self) -> tuple[float | None, float | None]:
-        """Requests/s, and seconds of an iteration alone, where the benchmark asks for them."""
+        """Requests/s, and seconds of an iteration alone, where the benchmark asks for them.
+
+        Raises ConfigError if the target takes no request of either kind.
+        """
         wanted = self._benchmark.capacity
         if wanted is None:
             return None, None
         name = wanted.target or next(iter(self._configs))
-        lone_s = measure.tpot(self._play(name, [LONE])[0])
-        crowd = all_at_once(self._benchmark, wanted.requests)
-        capacity = wanted.measured or measure.capacity(self._play(name, crowd))
-        alone = f"{1e3 * (lone_s or 0.0):.1f} ms a token alone"
-        print(f"{name}: {alone}, capacity {capacity:.3g} requests/s", file=sys.stderr)
+        alone = self._taken(name, [LONE])[0]
+        lone_s = measure.tpot(alone) or measure.per_token(alone)
+        capacity = wanted.measured
+        if capacity is None:
+            capacity = measure.capacity(self._taken(name, all_at_once(self._benchmark, wanted.requests)))
+        facts = f"{1e3 * lone_s:.1f} ms a token alone, capacity {capacity:.3g} requests/s"
+        print(f"{name}: {facts}", file=sys.stderr)
         return capacity, lone_s
 
-    def _one(
-        self,
-        name: str,
-        repeat: int,
-        place: int,
-        point: Point,
-        capacity: float | None,
-        lone_s: float | None,
-    ) -> Run:
-        benchmark = self._benchmark
-        rate, seed = point.rate * (capacity or 1.0), benchmark.seed + repeat
-        header = Header(
-            target=name,
-            rate=None if benchmark.workload.trace is not None else rate,
-            load=None if capacity is None else point.rate,
-            repeat=repeat,
-            seed=seed,
-            benchmark=msgspec.to_builtins(benchmark),
-            server={"simulated": self._model.name, "overhead_s": self._overhead_s},
-            machine={},
-            when="",
-            capacity=capacity,
-            lone_iteration_s=lone_s,
-        )
-        records = self._play(name, schedule(benchmark, point, rate, seed))
-        end = End(max((record.end or record.scheduled for record in records), default=0.0))
-        with RunFile(self._out / f"{name.removesuffix(SUFFIX)}-{place}-{repeat}.jsonl", header) as file:
+    def _taken(self, name: str, talks: Sequence[Talk]) -> list[Record]:
+        records = self._play(name, talks)
+        if not measure.completed(records):
+            raise ConfigError(f"{name}: takes no request: {records[0].detail}")
+        return records
+
+    def _keep(self, name: str, header: Header, records: Sequence[Record]) -> None:
+        with RunFile(self._out / name, header) as file:
             for record in records:
                 file.add(record)
-            file.finish(end)
-        return Run(header, records, end)
+            file.finish(End(max(record.end or record.scheduled for record in records)))
 
     def _play(self, name: str, talks: Sequence[Talk]) -> list[Record]:
-        requests = [
-            Request(talk.at, ask.prompt, ask.output, tenant=ask.tenant) for talk in talks for ask in talk.asks
-        ]
+        asked = [(talk.at, talk.asks[0]) for talk in talks]  # there are no conversations
+        requests = [Request(at, ask.prompt, ask.output, tenant=ask.tenant) for at, ask in asked]
         outcome = Pipeline(self._configs[name], self._model, self._overhead_s).run(requests)
-        records: list[Record] = []
-        for number, (talk, job) in enumerate(zip(talks, outcome.records, strict=True)):
-            ask = talk.asks[0]
-            record = Record(ask.index, ask.kind, ask.tenant, number, 0, ask.prompt, ask.output, talk.at)
-            if job.refused is not None:
-                record.outcome, record.detail = "refused", job.refused
-            else:
-                record.sent, record.outcome, record.counted_by = talk.at, OK, "token_ids"
-                record.prompt, record.output = job.prompt, len(job.token_times)
-                record.arrivals, record.chunk_tokens = job.token_times, [1] * len(job.token_times)
-                record.first, record.end = job.token_times[0], job.token_times[-1]
-            records.append(record)
-        return records
+        return [
+            _record(number, at, ask, job)
+            for number, ((at, ask), job) in enumerate(zip(asked, outcome.records, strict=True))
+        ]
+
+
+def _record(number: int, at: float, ask: Ask, job: JobRecord) -> Record:
+    """As the client would have written it."""
+    record = Record(ask.index, ask.kind, ask.tenant, number, 0, ask.prompt, ask.output, at)
+    if job.refused is not None:
+        record.outcome, record.detail = "refused", job.refused
+        return record
+    record.sent, record.outcome, record.counted_by = at, OK, "token_ids"
+    record.prompt, record.output = job.prompt, len(job.token_times)
+    record.arrivals, record.chunk_tokens = job.token_times, [1] * len(job.token_times)
+    record.first, record.end = job.token_times[0], job.token_times[-1]
+    return record
 
 
 def _own(benchmark: Benchmark) -> Benchmark:

@@ -147,6 +147,7 @@ def test_an_answer_too_long_for_the_memory_is_a_refusal_not_a_loss(tmp_path: Pat
         ({"targets": {"peer": {"url": "http://127.0.0.1:1"}}, "capacity": None, "objective": {}}, "targets"),
         ({"capacity": {"target": "peer"}}, "capacity.target: 'peer' is at a url"),
         ({"workload": {"conversations": "talks.csv"}}, "workload.conversations"),
+        ({"targets": {"own": {"set": ["kv.device_blocks=2"]}}, "capacity": {}}, "own (simulated): takes no"),
         ({"targets": {"own": {"set": ["scheduler.policy=none"]}}, "capacity": {}}, "scheduler.policy"),
     ],
 )
