@@ -37,11 +37,27 @@ def paged_attention(
     attention_mask: always None, the plan has its own
     Returns [1, rows, heads, head_dim].
     """
+    layer: int = module.layer_idx - plan.kv.first_layer  # pyright: ignore
+    _write(plan.kv, plan.write[layer], key[0], value[0])
+    return attend(plan, layer, sliding_window, query, key, value, scaling), None
+
+
+def attend(
+    plan: AttentionPlan,
+    layer: int,
+    window: int | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+) -> Tensor:
+    """Attention of the whole batch in one layer, whose K and V are in the paged blocks already.
+
+    Shapes as above. Returns [1, rows, heads, head_dim].
+    """
     kv = plan.kv
-    layer: int = module.layer_idx - kv.first_layer  # pyright: ignore
-    _write(kv, plan.write[layer], key[0], value[0])
     outputs: list[Tensor] = []
-    for call in plan.calls(sliding_window):
+    for call in plan.calls(window):
         rows_query = query[:, :, call.rows]
         if isinstance(call, PagedDecodes):
             outputs.append(paged_decode.attend(call, kv.array, layer, rows_query[0].transpose(0, 1), scaling))
@@ -53,7 +69,7 @@ def paged_attention(
             keys, values = _gather(kv, call.pages[layer], 1)
             context = call.mask.shape[-1] if call.mask is not None else keys.shape[2]
             outputs.append(_attend(call, rows_query, keys[:, :, :context], values[:, :, :context], scaling))
-    return torch.cat(outputs).unsqueeze(0) if len(outputs) > 1 else outputs[0].unsqueeze(0), None
+    return torch.cat(outputs).unsqueeze(0) if len(outputs) > 1 else outputs[0].unsqueeze(0)
 
 
 def _write(kv: PagedKV, slots: Tensor, key: Tensor, value: Tensor) -> None:

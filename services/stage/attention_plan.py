@@ -36,7 +36,7 @@ class PagedKV:
         self.slots = tensor.view(-1, self.kv_heads, self.head_dim)
         self.pages = tensor.view(-1, self.block_size * self.kv_heads * self.head_dim)
         self.page_bytes = self.pages.shape[1] * tensor.element_size()
-        self.in_place = paged_decode.serves(tensor)
+        self.in_place = paged_decode.serves(tensor.device, tensor.dtype)
         if self.in_place:
             self.array: NDArray[np.float32] = tensor.numpy()
 

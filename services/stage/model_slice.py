@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from services.stage.attention import ATTENTION
 from services.stage.attention_plan import AttentionPlan
 from services.stage.collectives import Alone, Collectives
+from services.stage.cpu_layer import CPULayer, fits
 from services.stage.layer_split import LayerCosts, layer_ranges
 from services.stage.parallel_layers import WHOLE, Shards, cut_model, gather_logits
 from shared.errors import CheckpointError
@@ -55,6 +56,7 @@ class ModelSlice:
     known: names of all tensors of the whole model
     tied: name of a tensor -> name of the one that holds its values
     shards: which parts of its tensors belong to this rank
+    merged: linear layers that `complete` makes others of
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ModelSlice:
         self.decoder: Any = self.model.get_decoder()
         self.layers = layer_ranges(self._costs(), stages, layer_split)[stage]
         self._drop_other_stages()
+        self.merged: frozenset[str] = frozenset()
         self.shards: Shards = WHOLE
         if self.collectives.ranks > 1:
             self.shards = cut_model(self.model, config, self.collectives)
@@ -108,8 +111,21 @@ class ModelSlice:
         if not self.is_last:
             self.model.lm_head = None
 
-    def recreate_buffers(self, device: torch.device) -> None:
-        """Compute what no checkpoint holds: the rotary frequencies."""
+    def use_cpu_layers(self) -> None:
+        """Before its weights are read, which will be packed float32 on a CPU."""
+        merged: set[str] = set()
+        for index in self.layers:
+            if fits(self.decoder.layers[index]):
+                self.decoder.layers[index] = layer = CPULayer(self.decoder.layers[index])
+                prefix = next(name for name, module in self.model.named_modules() if module is layer)
+                merged |= {f"{prefix}.{name}" for name in CPULayer.merged}
+        self.merged = frozenset(merged)
+
+    def complete(self, device: torch.device) -> None:
+        """Once its weights are read: compute what no checkpoint holds."""
+        for index in self.layers:
+            if isinstance(self.decoder.layers[index], CPULayer):
+                self.decoder.layers[index].merge()
         if hasattr(self.decoder, "rotary_emb"):
             self.decoder.rotary_emb = type(self.decoder.rotary_emb)(self.config).to(device)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_REORDER = {"reassoc", "contract", "nsz"}
+MAY_REORDER = {"reassoc", "contract", "nsz"}
 """What the compiler may do to sums, so that it can use vectors; infinities and NaN keep their meaning."""
 
 
@@ -35,9 +35,9 @@ class PagedDecodes(NamedTuple):
     context: NDArray[np.int32]
 
 
-def serves(kv: Tensor) -> bool:
-    """Whether these kernels fit. Several threads share the work of torch's own attention instead."""
-    return kv.device.type == "cpu" and kv.dtype is torch.float32 and torch.get_num_threads() == 1
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether compiled loops fit. Several threads share the work of torch's own operators instead."""
+    return device.type == "cpu" and dtype is torch.float32 and torch.get_num_threads() == 1
 
 
 def attend(call: PagedDecodes, kv: NDArray[np.float32], layer: int, query: Tensor, scaling: float) -> Tensor:
@@ -61,7 +61,7 @@ def _kernels(head_dim: int, group: int) -> tuple[Any, Any]:
 
     # Slots count from 0: where an index could be negative, numba tests it and the inner loop gets no vectors.
 
-    @numba.njit(nogil=True, fastmath=_REORDER)
+    @numba.njit(nogil=True, fastmath=MAY_REORDER)
     def score(query: Any, kv: Any, layer: int, table: Any, start: Any, first: Any, context: Any, scaling: Any,
               scores: Any) -> None:  # fmt: skip
         """scores: [jobs, heads, blocks * block_size], -inf where the job sees nothing"""
@@ -81,7 +81,7 @@ def _kernels(head_dim: int, group: int) -> tuple[Any, Any]:
                                 total += query[job, head, i] * kv[block, layer, 0, slot, kv_head, i]
                             scores[job, head, place * size + slot] = total * scaling
 
-    @numba.njit(nogil=True, fastmath=_REORDER)
+    @numba.njit(nogil=True, fastmath=MAY_REORDER)
     def weigh(weights: Any, kv: Any, layer: int, table: Any, start: Any, first: Any, context: Any,
               output: Any) -> None:  # fmt: skip
         """output: [jobs, heads, head_dim], zeros; becomes the weighted sum of V"""

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.stage import checkpoint, weights
+from services.stage import checkpoint, paged_decode, weights
 from services.stage.attention_plan import AttentionPlan, PagedKV
 from services.stage.batch import Batch
 from services.stage.checkpoint import ProgressFn
@@ -18,6 +18,7 @@ from services.stage.copier import Copier
 from services.stage.grammars import Grammars, Masks
 from services.stage.logprobs import logprobs_of
 from services.stage.model_slice import ModelSlice, load_config
+from services.stage.packed_linear import can_pack
 from services.stage.penalties import adjust
 from services.stage.sampling import sample
 from services.stage.tiers import BlockShape, Tiers, allocate
@@ -97,6 +98,8 @@ class StageRunner:
             self._collectives,
         )
         text = f"loading layers {part.layers.start} to {part.layers.stop - 1}"
+        if paged_decode.serves(self.device, dtype) and can_pack(self.device.type, dtype):
+            part.use_cpu_layers()
         weights.load(part, folder, self.device, lambda fraction: progress(text, fraction))
         return part
 

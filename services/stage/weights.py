@@ -41,7 +41,7 @@ def load(part: ModelSlice, folder: Path, device: torch.device, progress: Callabl
     for done, name in enumerate(names):
         module = part.model.get_submodule(name)
         _fill(name, module, tensors)
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and name not in part.merged:
             # One by one, so that at most one layer's weights are held twice.
             part.model.set_submodule(name, _for_computing(part, name, module, pack))
             del module
@@ -50,7 +50,7 @@ def load(part: ModelSlice, folder: Path, device: torch.device, progress: Callabl
         if done % _REPORT_EVERY == 0:
             progress(done / len(names))
     progress(1.0)
-    part.recreate_buffers(device)
+    part.complete(device)
 
 
 def _fill(path: str, module: nn.Module, tensors: "_Tensors") -> None:

@@ -69,7 +69,7 @@ def test_greedy_text_with_gathered_attention(
     tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an accelerator, and on a CPU with several threads."""
-    monkeypatch.setattr(paged_decode, "serves", lambda kv: False)
+    monkeypatch.setattr(paged_decode, "serves", lambda *_: False)
     folder, model = tiny(family)
     with Pipeline(make_config(folder), folder) as pipeline:
         assert not runner_of(pipeline)._kv.in_place
@@ -83,7 +83,7 @@ def test_many_decodes_of_very_different_lengths(
     tiny: Tiny, gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gathered:
-        monkeypatch.setattr(paged_decode, "serves", lambda kv: False)
+        monkeypatch.setattr(paged_decode, "serves", lambda *_: False)
     folder, model = tiny("mistral-sliding")
     lengths = [3, 150, 4, 90, 33, 7]
     with Pipeline(make_config(folder, device_blocks=128), folder) as pipeline:
