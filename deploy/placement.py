@@ -43,6 +43,9 @@ def compute_environment(config: Config) -> dict[str, str]:
     if config.model.device == "cuda":
         # Else PyTorch rounds pinned memory up to a power of two: 64 GiB for a host tier of 35.
         variables["PYTORCH_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
+    else:
+        # Weights on huge pages, if the kernel gives them to who asks (its default): a step took a tenth less.
+        variables["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     return variables
 
 

@@ -1,7 +1,8 @@
-"""A decoder layer of the Llama kind on a CPU, in 17 calls instead of 60.
+"""A decoder layer of the Llama kind on a CPU, in 20 calls instead of 60.
 
-transformers' own makes a call of PyTorch for every sum, product and slice of norm and rotary embedding: for a few
-rows those take a third of the time of the linear layers. Here two loops that numba compiles do them.
+transformers' own makes a call of PyTorch for every sum, product and slice of norms and rotary embedding,
+which take 5 of the 66 ms of a step of 8 jobs (SmolLM2-135M, float32, one thread). Here two loops that numba
+compiles do them.
 """
 
 from typing import Any
@@ -79,8 +80,8 @@ class CPULayer(nn.Module):
         layer = attention.layer_idx - kv.first_layer
         cosine, sine = (part[0].numpy() for part in rotary)
         _rotate_and_write(projected.numpy(), cosine, sine, kv.slots.numpy(), plan.write[layer].numpy())
-        by_head = [part.transpose(0, 1).unsqueeze(0) for part in (query, key, value)]
-        output = attend(plan, layer, self._window, *by_head, attention.scaling)
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        output = attend(plan, layer, self._window, query, key, value, attention.scaling)
         return attention.o_proj(output.reshape(rows, -1))
 
 

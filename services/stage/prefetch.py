@@ -15,7 +15,7 @@ _READ, _INTO_L2, _DATA = 0, 2, 1
 
 @intrinsic
 def prefetch(_: Any, array: Any, offset: Any) -> Any:
-    """The cache line of the element `offset` elements behind the first one of `array`, an array of any shape."""
+    """The cache line of an element of `array`, of any shape: `offset` elements behind its first one."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -1,5 +1,6 @@
 """Memory that cannot be had: which failures end the start, and which only cost speed."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -52,6 +53,11 @@ def test_a_host_tier_that_cannot_be_pinned_is_pageable_and_says_so(
     assert host[60:62].eq(1).all() and not host[:60].any()
 
 
+def test_a_tier_may_be_empty() -> None:
+    both = allocate(SHAPE, KVConfig(device_blocks=2, host_blocks=0), torch.device("cpu"))
+    assert both.host.shape == (0, *SHAPE.dims) and not both.device.any()
+
+
 def test_on_a_cpu_nothing_is_pinned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,9 +76,9 @@ def test_memory_that_is_not_there_is_an_error_with_the_blocks_that_would_fit(
 
 
 def test_memory_that_is_refused_in_spite_of_it_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **fields: Any) -> torch.Tensor:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp] not enough memory")
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(tiers.torch, "zeros", refuse)
+    monkeypatch.setattr(tiers.mmap, "mmap", refuse)
     with pytest.raises(KVCapacityError, match=r"lower kv\.device_blocks or kv\.host_blocks"):
         allocate(SHAPE, MIB_64, torch.device("cpu"))
