@@ -53,7 +53,7 @@ def attend(
 ) -> Tensor:
     """Attention of the whole batch in one layer, whose K and V are in the paged blocks already.
 
-    Shapes as above. Returns [1, rows, heads, head_dim].
+    Shapes are those of `paged_attention`. Returns [1, rows, heads, head_dim].
     """
     kv = plan.kv
     outputs: list[Tensor] = []

@@ -132,6 +132,8 @@ weights.can_pack("cpu", torch.float32)
 part = ModelSlice(load_config(folder), 1, 0, torch.float32, collectives=RankOf(rank, ranks))
 size = 4 * sum(parameter.numel() for parameter in part.model.parameters())
 before = peak()
+if sys.argv[4] == "compiled":
+    part.use_cpu_layers()
 weights.load(part, folder, torch.device("cpu"), lambda fraction: None)
 print(json.dumps([size, peak() - before]))
 """
@@ -149,10 +151,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("layers", ["compiled", "original"])
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_memory_peak_while_loading(large: Path, ranks: int) -> None:
+def test_memory_peak_while_loading(large: Path, ranks: int, layers: str) -> None:
     """At most 1.2 times what the rank keeps: neither whole tensors nor the pages of the file add up."""
-    command = [sys.executable, "-c", MEASURE, str(large), str(ranks - 1), str(ranks)]
+    command = [sys.executable, "-c", MEASURE, str(large), str(ranks - 1), str(ranks), layers]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     size, peak = json.loads(run.stdout)
