@@ -1,6 +1,7 @@
 """Prints what a stage's decode step costs over its bare linear layers (budget: 1.25, design section 7).
 
-    OMP_WAIT_POLICY=passive python -m loadgen.stage_step [--model FOLDER] [--context 256] [--batch 1 4 16]
+    OMP_WAIT_POLICY=passive GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \\
+        python -m loadgen.stage_step [--model FOLDER] [--context 256] [--batch 1 4 8 16]
 
 bare: torch.nn.functional.linear over every weight of the model, nothing else
 packed: the same weights laid out once for oneDNN, as the stage uses them on a CPU
@@ -30,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--repeat", type=int, default=10)
     options = parser.parse_args()
     blocks_per_job = -(-options.context // _BLOCK)
