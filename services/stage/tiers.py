@@ -106,7 +106,7 @@ def _pageable(dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     elements = math.prod(dims)
     if elements == 0:
         return torch.zeros(dims, dtype=dtype)
-    memory = mmap.mmap(-1, elements * dtype.itemsize)
+    memory = mmap.mmap(-1, elements * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).zero_().view(dims)
 
 
