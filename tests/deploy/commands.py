@@ -1,6 +1,7 @@
 """`skipjoin` commands as their users run them: processes, some of them at a terminal."""
 
 import asyncio
+import codecs
 import contextlib
 import os
 import pty
@@ -35,6 +36,8 @@ class Terminal:
         self.process = process
         self.shown = ""
         self._end = end
+        # What is read may end within a character: readline writes its prompt byte by byte.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._news = asyncio.Event()
 
     @classmethod
@@ -60,17 +63,21 @@ class Terminal:
 
     def _read(self) -> None:
         try:
-            self.shown += os.read(self._end, 65536).decode(errors="replace").replace("\r\n", "\n")
+            self.shown += self._decoder.decode(os.read(self._end, 65536))
+            self.shown = self.shown.replace("\r\n", "\n")
         except OSError:  # the program has closed its end
             asyncio.get_running_loop().remove_reader(self._end)
         self._news.set()
 
     async def until(self, text: str) -> str:
         """Wait for `text`; all up to there is returned and looked at no more."""
-        async with asyncio.timeout(LONGEST_S):
-            while text not in self.shown:
-                self._news.clear()
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                while text not in self.shown:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{text!r} was not shown, but {self.shown!r}") from None
         before, _, self.shown = self.shown.partition(text)
         return before + text
 

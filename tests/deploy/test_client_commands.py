@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -118,6 +120,17 @@ async def test_a_key(engine: FakeEngine, tokenizer: Tokenizer) -> None:
         assert status == 1 and "SKIPJOIN_API_KEY" in err
         assert (await run("models", "--url", url, SKIPJOIN_API_KEY="alice"))[0] == 0
         assert (await run("complete", "x", "--url", url, "--api-key", "alice"))[1] == "hello there\n"
+
+
+async def test_the_terminal_of_these_tests_shows_what_comes_byte_by_byte() -> None:
+    reading, writing = os.pipe()
+    terminal = Terminal(Mock(), reading)
+    for byte in "more…\r\n> 🎉".encode():
+        os.write(writing, bytes([byte]))
+        terminal._read()
+    os.close(writing)
+    os.close(reading)
+    assert terminal.shown == "more…\n> 🎉"
 
 
 async def test_a_chat_streams_and_remembers(engine: FakeEngine, url: str) -> None:
