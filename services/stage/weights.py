@@ -51,6 +51,8 @@ def load(part: ModelSlice, folder: Path, device: torch.device, progress: Callabl
             progress(done / len(names))
     progress(1.0)
     part.complete(device)
+    if pack:
+        _give_back_memory()
 
 
 def _fill(path: str, module: nn.Module, tensors: "_Tensors") -> None:
