@@ -4,13 +4,11 @@ Measured beside the Python proxy: 2.8 times the streamed chunks, and the first o
 """
 
 import random
-import socket
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from shared.ports import unused_ports
+from shared.ports import is_unused, unused_ports
 
 ANSWER_S = "3600"
 """When a gateway comes or goes, a new HAProxy takes over. The old one is ended after so long (Ray: 120 s),
@@ -56,17 +54,7 @@ def _free_block() -> range:
         for first in range(_GATEWAY_PORTS.start, _GATEWAY_PORTS.stop, _OF_ONE_INSTANCE)
     ]
     random.shuffle(blocks)  # two that start in the same moment should not find the same one
-    return next((block for block in blocks if _is_free(block)), blocks[0])
-
-
-def _is_free(block: range) -> bool:
-    with ExitStack() as probes:
-        try:
-            for port in block:
-                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return next((block for block in blocks if all(map(is_unused, block))), blocks[0])
 
 
 def own_request_ids() -> None:

@@ -15,7 +15,7 @@ def unused_ports(count: int) -> list[int]:
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if len(found) == count:
             break
-        if _is_unused(port):
+        if is_unused(port):
             found.append(port)
     if len(found) < count:
         raise OSError(f"{len(found)} of {count} ports are unused in {_PORTS.start} to {_PORTS.stop - 1}")
@@ -27,7 +27,8 @@ def unused_port() -> int:
     return unused_ports(1)[0]
 
 
-def _is_unused(port: int) -> bool:
+def is_unused(port: int) -> bool:
+    """Whether nobody has this port on loopback now."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
