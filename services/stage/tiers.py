@@ -68,7 +68,7 @@ def allocate(shape: BlockShape, config: KVConfig, device: torch.device) -> Tiers
     try:
         on_device = _device_tensor((config.device_blocks, *shape.dims), shape.dtype, device)
         on_host = _host_tensor((config.host_blocks, *shape.dims), shape.dtype, pin=device.type == "cuda")
-    except (RuntimeError, OSError) as error:  # torch's out-of-memory errors are RuntimeErrors
+    except (RuntimeError, MemoryError, OSError) as error:  # torch's out-of-memory errors are RuntimeErrors
         raise KVCapacityError(
             f"cannot allocate the KV cache of {device_bytes / _GIB:.2f} GiB on {device} and "
             f"{host_bytes / _GIB:.2f} GiB in host memory: lower kv.device_blocks or kv.host_blocks ({error})"

@@ -75,9 +75,19 @@ def test_memory_that_is_not_there_is_an_error_with_the_blocks_that_would_fit(
         allocate(SHAPE, MIB_64, torch.device("cpu"))
 
 
-def test_memory_that_is_refused_in_spite_of_it_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] not enough memory"),
+        MemoryError(),
+    ],
+)
+def test_memory_that_is_refused_in_spite_of_it_is_the_same_error(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
     def refuse(*args: Any) -> None:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        raise refusal
 
     monkeypatch.setattr(tiers.mmap, "mmap", refuse)
     with pytest.raises(KVCapacityError, match=r"lower kv\.device_blocks or kv\.host_blocks"):
