@@ -113,19 +113,16 @@ class ModelSlice:
 
     def use_cpu_layers(self) -> None:
         """Before its weights are read, which will be packed float32 on a CPU."""
-        merged: set[str] = set()
-        for index in self.layers:
-            if fits(self.decoder.layers[index]):
-                self.decoder.layers[index] = layer = CPULayer(self.decoder.layers[index])
-                prefix = next(name for name, module in self.model.named_modules() if module is layer)
-                merged |= {f"{prefix}.{name}" for name in CPULayer.merged}
-        self.merged = frozenset(merged)
+        for name, module in list(self.model.named_modules()):
+            if fits(module):
+                self.model.set_submodule(name, CPULayer(module))
+                self.merged |= {f"{name}.{part}" for part in CPULayer.merged}
 
     def complete(self, device: torch.device) -> None:
         """Once its weights are read: compute what no checkpoint holds."""
-        for index in self.layers:
-            if isinstance(self.decoder.layers[index], CPULayer):
-                self.decoder.layers[index].merge()
+        for layer in self.decoder.layers:
+            if isinstance(layer, CPULayer):
+                layer.merge()
         if hasattr(self.decoder, "rotary_emb"):
             self.decoder.rotary_emb = type(self.decoder.rotary_emb)(self.config).to(device)
 
