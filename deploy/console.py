@@ -12,6 +12,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from deploy.draining import drain
@@ -19,7 +20,7 @@ from deploy.ingress import haproxy_environment
 from deploy.tls import check_certificate, http_options, unverified
 from shared.bus import Bus
 from shared.config import Config, Tree
-from shared.errors import SkipjoinError
+from shared.errors import BusClosed, SkipjoinError
 from shared.messages import Progress
 from shared.metrics import Registry
 from shared.nats_server import with_embedded_address
@@ -135,9 +136,8 @@ async def _serve(
     try:
         await _start(application, stop, hurry)
         _listen_for_signals(stop, hurry)  # Ray has taken SIGTERM for a crash, and aborts after three seconds
-        watcher = asyncio.create_task(_show_progress(config, console))
-        ready = await _wait_ready(application, config, console, stop)
-        watcher.cancel()
+        async with _progress(config, console):
+            ready = await _wait_ready(application, config, stop)
         if ready:
             _announce(config)
             await stop.wait()
@@ -266,9 +266,7 @@ def _last_line(message: str) -> str:
     return message.strip().rsplit("\n", 1)[-1]
 
 
-async def _wait_ready(
-    application: _Application, config: Config, console: Console, stop: asyncio.Event
-) -> bool:
+async def _wait_ready(application: _Application, config: Config, stop: asyncio.Event) -> bool:
     """True once the gateway says so; False if asked to stop before.
 
     Raises StartFailed with the cause when a deployment cannot start or the time is up.
@@ -302,8 +300,23 @@ def _probe(url: str) -> tuple[bool, str]:
         return False, str(error)
 
 
+@contextlib.asynccontextmanager
+async def _progress(config: Config, console: Console) -> AsyncIterator[None]:
+    """Show the steps of the deployments inside the context."""
+    watcher = asyncio.create_task(_show_progress(config, console))
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        await asyncio.wait((watcher,))
+
+
 async def _show_progress(config: Config, console: Console) -> None:
-    bus = await Bus.connect(config.nats, Subjects(config.app), "console", Registry())
+    """Ends silently if NATS cannot be reached: the deployments need it too, and say so."""
+    try:
+        bus = await Bus.connect(config.nats, Subjects(config.app), "console", Registry())
+    except BusClosed:
+        return
     try:
         async for delivery in await bus.subscribe(bus.subjects.progress):
             if isinstance(delivery.body, Progress):

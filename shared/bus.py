@@ -160,9 +160,16 @@ class Bus:
         bus = cls(NatsClient(config), subjects, service, registry)
         connecting = asyncio.ensure_future(bus._connect(options))
         refused = asyncio.ensure_future(bus._refused.wait())
-        done, _ = await asyncio.wait(
-            {connecting, refused}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
-        )
+        try:
+            done, _ = await asyncio.wait(
+                {connecting, refused}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+        except asyncio.CancelledError:
+            for task in (connecting, refused):
+                task.cancel()
+            await asyncio.gather(connecting, refused, return_exceptions=True)
+            await bus.close()
+            raise
         refused.cancel()
         if connecting in done and connecting.exception() is None and bus._failure is None:
             bus._connected_once = True

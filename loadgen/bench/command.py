@@ -220,14 +220,7 @@ class _Reporter:
         )
 
     def finish(self, out: Path) -> None:
-        from loadgen.report import page, results, tables
+        from loadgen.report.command import show
 
-        cells = results.load([out])
-        print(tables.markdown(tables.overview(cells)))
-        for name, table in page.comparisons(cells):
-            print(f"\n{name}\n\n{tables.markdown(table)}")
-        if limits := tables.limits(cells):
-            print(f"\n{tables.markdown(limits)}")
-        for warning in tables.warnings(cells):
-            print(warning, file=sys.stderr)
+        show([out])
         print(f"\nskipjoin report {out} --html report.html draws it", file=sys.stderr)

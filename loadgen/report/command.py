@@ -45,9 +45,10 @@ def show(runs: Sequence[Path]) -> "list[results.Cell]":
 
     cells = results.load(runs)
     print(tables.markdown(tables.overview(cells)))
-    for table in (tables.limits(cells), *(table for _, table in page.comparisons(cells))):
-        if table:
-            print(f"\n{tables.markdown(table)}")
+    if limits := tables.limits(cells):
+        print(f"\n{tables.markdown(limits)}")
+    for name, table in page.comparisons(cells):
+        print(f"\n{name}\n\n{tables.markdown(table)}")
     for warning in tables.warnings(cells):
         print(warning, file=sys.stderr)
     return cells

@@ -1,10 +1,18 @@
 """`skipjoin serve` ends when it is told to, whatever Ray does."""
 
+import asyncio
+import gc
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+
+from deploy import console
+from shared.bus import Bus
+from shared.config import Config
+from shared.errors import BusClosed
 
 STUCK = """
 import sys, threading
@@ -38,3 +46,19 @@ def test_a_ray_that_hangs_is_left_alone(signals: int) -> None:
         assert process.stdout.readline() == "stopping\n"
         assert process.wait(30) == 1
         assert "Ray has not stopped" in process.stderr.read()
+
+
+async def test_progress_ends_quietly_without_nats(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> Bus:
+        raise BusClosed("nats://127.0.0.1:4222: cannot be reached")
+
+    monkeypatch.setattr(Bus, "connect", refused)
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    before = asyncio.all_tasks()
+    async with console._progress(Config(), console.Console()):
+        (watcher,) = asyncio.all_tasks() - before
+        await asyncio.wait((watcher,))
+    del watcher
+    gc.collect()  # a task tells of an exception that nobody asked for as it is freed
+    assert reported == []

@@ -145,3 +145,13 @@ async def test_wrong_credentials_fail_at_once(nats: NatsConfig) -> None:
     wrong = msgspec.structs.replace(nats, token="wrong")
     with pytest.raises(BusClosed, match="refused the credentials"):
         await Bus.connect(wrong, Subjects("test"), "c", Registry())
+
+
+async def test_a_connection_that_is_given_up_leaves_nothing_behind(unused_tcp_port: int) -> None:
+    nobody = NatsConfig(url=f"nats://127.0.0.1:{unused_tcp_port}")
+    before = asyncio.all_tasks()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await Bus.connect(nobody, Subjects("test"), "d", Registry())
+    left = asyncio.all_tasks() - before
+    assert not left, "something still tries to connect"
