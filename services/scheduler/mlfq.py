@@ -27,6 +27,10 @@ _RECENT = 0.01
 class MultiLevelQueue:
     """Queues Q1..Qk with quanta q1 · ratio^(i-1), q1 the shortest iteration; level 0 is Q1.
 
+    The lowest queue is first come, first served: its jobs keep their places when they have used up a quantum.
+    If they took turns there, those of equal length would all end late. So `levels` says how long a job may
+    run and still be taken for a short one.
+
     alpha: the wait after which a job is promoted, seconds, as of the last plan
     """
 
@@ -85,7 +89,11 @@ class MultiLevelQueue:
         job.used += seconds
         self._iteration_s += _RECENT * (seconds - self._iteration_s)
         if job.used >= job.quantum:
-            self._move(job, self._class(job.priority), self.next_level(job))
+            queues, level = self._class(job.priority), self.next_level(job)
+            if self._queue_of[job.job_id] is queues[level] is queues[-1]:
+                self._renew(job)
+            else:
+                self._move(job, queues, level)
         else:
             self._queue_of[job.job_id].update(job, job.quantum - job.used)
         self._wait(job, now)

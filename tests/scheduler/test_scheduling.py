@@ -54,6 +54,33 @@ def test_a_preempted_job_keeps_its_place_and_a_demoted_one_goes_to_the_tail() ->
     assert [job.job_id for job in policy.ordered()] == [4, 2, 3, 1]
 
 
+@pytest.mark.parametrize("policy", ["skip-join", "mlfq", "gittins"])
+def test_equal_long_jobs_end_one_after_the_other_in_the_lowest_queue(policy: str) -> None:
+    cores = create_cores(policy=policy, max_batch_size=1, levels=3)
+    cores.submit(*(create_submit(number, prompt=20, max_tokens=60) for number in (1, 2, 3)))
+    cores.iterate(20)
+    cores.submit(create_submit(4, prompt=10, max_tokens=1))
+    cores.plan()
+    assert [job.job_id for job in cores.in_flight[0].jobs] == [4], "who arrives goes first all the same"
+    cores.run()
+    assert order_of_ends(cores) == [4, 1, 2, 3]
+    ends = [cores.recorder.ends[JobId(number)][1] for number in (1, 2, 3)]
+    assert ends[0] < ends[1] / 1.5 and ends[1] < ends[2] / 1.3, "they do not take turns"
+
+
+@pytest.mark.parametrize("policy", ["skip-join", "mlfq"])
+def test_with_one_queue_it_is_fcfs(policy: str) -> None:
+    ends: list[dict[JobId, tuple[FinishReason, float]]] = []
+    for chosen in (policy, "fcfs"):
+        cores = create_cores(policy=chosen, max_batch_size=2, levels=1)
+        for number, tokens in enumerate((40, 3, 17, 60, 1, 25)):
+            cores.submit(create_submit(number, prompt=5 + 10 * number, max_tokens=tokens))
+            cores.iterate(4)
+        cores.run()
+        ends.append(cores.recorder.ends)
+    assert ends[0] == ends[1]
+
+
 def test_skip_join_places_by_the_first_iteration() -> None:
     cores = create_cores(levels=5)
     for number, tokens in enumerate((10, 11, 20, 21, 160, 1000)):
