@@ -136,9 +136,9 @@ class SchedulerConfig(Section, frozen=True):
     max_batch_tokens: tokens computed in one iteration; a longer prompt is still taken, one at a time
     chunked_prefill: compute such a prompt in parts instead, beside the decodes of others
     levels, quantum_ratio, starvation_s, demotion_levels, promotion_share: override the preset: number of
-        queues, quantum of a queue over that of the queue above, wait after which a job is promoted (alpha,
-        seconds), queues that a job falls when its quantum is used up (eta), share of the places in the
-        batches that promoted jobs may take (alpha stretches to keep it)
+        queues (the lowest is first come, first served), quantum of a queue over that of the queue above,
+        wait after which a job is promoted (alpha, seconds), queues that a job falls when its quantum is used
+        up (eta), share of the places in the batches that promoted jobs may take (alpha stretches to keep it)
     trace_frequency, trace_seed: of the changing priorities: updates per plan, and what they are drawn from
     step_timeout_s: a step without result after this time is taken for lost and re-driven, seconds
     batches_in_flight: batches that the stages work on at most; default: one for each stage, and with several

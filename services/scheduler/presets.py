@@ -8,7 +8,7 @@ from shared.config import SchedulerConfig
 class MlfqSettings(msgspec.Struct, frozen=True):
     """quantum_s: of the first queue; None: the shortest iteration, as profiled
     ratio: quantum of a queue over that of the queue above
-    levels: number of queues
+    levels: number of queues; the lowest is first come, first served
     starvation_s: a job that waited longer is promoted, seconds
     demotion_levels: queues that a job falls when its quantum is used up
     demote_to_cover: it falls at least to a queue whose quantum covers its next iteration
